@@ -1,0 +1,119 @@
+//! A rope of byte pieces: what a message carries behind its columns.
+//!
+//! A message that is built from pieces (blocks of the log's tail, sections of a batch) doesn't copy them;
+//! the transport writes them one after the other. A payload off the wire is one piece.
+
+use bytes::{Bytes, BytesMut};
+
+/// Bytes in pieces, never copied by passing them on.
+#[derive(Clone, Debug, Default, Hash)]
+pub struct Payload {
+    pieces: Vec<Bytes>,
+    len: usize,
+}
+
+impl Payload {
+    /// Nothing.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { pieces: Vec::new(), len: 0 }
+    }
+
+    /// Appends a piece.
+    pub fn push(&mut self, piece: Bytes) {
+        if !piece.is_empty() {
+            self.len += piece.len();
+            self.pieces.push(piece);
+        }
+    }
+
+    /// Bytes in all pieces.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The pieces in order.
+    #[must_use]
+    pub fn pieces(&self) -> &[Bytes] {
+        &self.pieces
+    }
+
+    /// The bytes `start..start + len`, without a copy when they lie in one piece. `None` when they lie
+    /// outside.
+    #[must_use]
+    pub fn slice(&self, start: usize, len: usize) -> Option<Bytes> {
+        let end = start.checked_add(len)?;
+        if end > self.len {
+            return None;
+        }
+        let (mut skip, mut want) = (start, len);
+        let mut copied = BytesMut::new();
+        for piece in &self.pieces {
+            if skip >= piece.len() {
+                skip -= piece.len();
+                continue;
+            }
+            let take = want.min(piece.len() - skip);
+            if take == len {
+                return Some(piece.slice(skip..skip + take));
+            }
+            copied.extend_from_slice(&piece[skip..skip + take]);
+            want -= take;
+            skip = 0;
+            if want == 0 {
+                break;
+            }
+        }
+        Some(copied.freeze())
+    }
+
+    /// All bytes as one piece; copies only when there are several.
+    #[must_use]
+    pub fn contiguous(&self) -> Bytes {
+        self.slice(0, self.len).expect("the whole lies inside")
+    }
+}
+
+impl From<Bytes> for Payload {
+    fn from(piece: Bytes) -> Self {
+        let mut payload = Self::new();
+        payload.push(piece);
+        payload
+    }
+}
+
+impl PartialEq for Payload {
+    fn eq(&self, other: &Self) -> bool {
+        self.len == other.len && self.contiguous() == other.contiguous()
+    }
+}
+
+impl Eq for Payload {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_cross_pieces() {
+        let mut payload = Payload::new();
+        for piece in [&b"abc"[..], b"", b"de", b"f"] {
+            payload.push(Bytes::copy_from_slice(piece));
+        }
+        assert_eq!(payload.len(), 6);
+        for start in 0..=6 {
+            for len in 0..=6 - start {
+                assert_eq!(payload.slice(start, len).unwrap(), &b"abcdef"[start..start + len]);
+            }
+            assert_eq!(payload.slice(start, 7 - start), None);
+        }
+        assert_eq!(payload.slice(usize::MAX, 2), None);
+    }
+}
