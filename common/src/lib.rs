@@ -18,6 +18,8 @@ pub mod error;
 mod ids;
 mod payload;
 mod prng;
+#[cfg(feature = "quic")]
+pub mod quic;
 mod range;
 mod time;
 

@@ -1,0 +1,1 @@
+//! QUIC: the transport between processes.
