@@ -1,2 +1,4 @@
-//! To be built.
+//! The resolver: decides which transactions of a batch conflict with what was written since they read.
 #![forbid(unsafe_code)]
+
+pub mod conflict;
