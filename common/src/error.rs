@@ -101,6 +101,8 @@ codes! {
     212 SystemStream "system_stream" FixRequest,
     /// More streams, ranges or transactions than a limit allows.
     213 LimitExceeded "limit_exceeded" FixRequest,
+    /// A key from `ff` on, which only the system uses.
+    214 SystemKey "system_key" FixRequest,
     /// The log's disk is full: trim, or make room.
     300 DiskFull "disk_full" Wait,
     /// No epoch is serving now.

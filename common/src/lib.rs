@@ -13,21 +13,43 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod backoff;
+pub mod catalog;
 pub mod disk;
 pub mod error;
+mod gather;
 mod ids;
+mod knobs;
+pub mod machine;
+mod mark;
+pub mod message;
+mod note;
+mod ordered;
 mod payload;
+pub mod placement;
 mod prng;
 #[cfg(feature = "quic")]
 pub mod quic;
 mod range;
+pub mod record;
+pub mod register;
 mod time;
+pub mod transaction;
+pub mod wire;
 
+pub use backoff::Backoff;
 pub use error::{Class, Code, Refusal};
+pub use gather::{Gather, Gathered};
 pub use ids::{
     Endpoint, Epoch, IdempotencyId, Incarnation, NodeId, Offset, Peer, Position, RequestId, Role,
     SegmentId, Sequence, StreamId, Version,
 };
+pub use knobs::{FENCE_JUMP_VERSIONS, Knobs, LIFE_VERSIONS_MAX};
+pub use machine::{Cx, Event, Halt, Output, Timer};
+pub use mark::{Mark, Rarity};
+pub use message::Message;
+pub use note::Note;
+pub use ordered::{Offer, Ordered};
 pub use payload::Payload;
 pub use prng::Prng;
 pub use range::{KeyRange, RangeEnd, RangeError, Ranges};

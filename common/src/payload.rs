@@ -6,7 +6,7 @@
 use bytes::{Bytes, BytesMut};
 
 /// Bytes in pieces, never copied by passing them on.
-#[derive(Clone, Debug, Default, Hash)]
+#[derive(Clone, Debug, Default)]
 pub struct Payload {
     pieces: Vec<Bytes>,
     len: usize,
@@ -96,6 +96,12 @@ impl PartialEq for Payload {
 }
 
 impl Eq for Payload {}
+
+impl core::hash::Hash for Payload {
+    fn hash<H: core::hash::Hasher>(&self, state: &mut H) {
+        self.contiguous().hash(state);
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -36,6 +36,17 @@ impl fmt::Debug for Time {
 /// Microseconds since 1970-01-01 UTC by one process' wall clock. For people and for retention by age,
 /// never for correctness.
 #[derive(
-    Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Archive, Serialize, Deserialize,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Debug,
+    Archive,
+    Serialize,
+    Deserialize,
 )]
 pub struct WallTime(pub u64);

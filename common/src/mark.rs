@@ -1,0 +1,112 @@
+//! Marks: rare branches that the simulator must reach.
+
+macro_rules! marks {
+    ($($(#[$doc:meta])* $name:ident $text:literal $rarity:ident,)*) => {
+        /// A rare branch. A batch of simulator seeds fails when one that is not declared rare stays unhit.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        pub enum Mark {
+            $($(#[$doc])* $name),*
+        }
+
+        impl Mark {
+            /// All marks.
+            pub const ALL: &[Self] = &[$(Self::$name),*];
+
+            /// The name in lists.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$name => $text),* }
+            }
+
+            /// How often it must be hit.
+            #[must_use]
+            pub const fn rarity(self) -> Rarity {
+                match self { $(Self::$name => Rarity::$rarity),* }
+            }
+        }
+    };
+}
+
+/// How often a mark must be hit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rarity {
+    /// In every batch of 2,000 seeds.
+    Common,
+    /// In every batch of 20,000 seeds.
+    Uncommon,
+    /// Need not be hit; listed as debt.
+    Rare,
+}
+
+marks! {
+    /// A version request that was answered before came again.
+    VersionRequestAgain "sequencer.version_request_again" Common,
+    /// A version request came before an earlier one of its proxy.
+    VersionRequestEarly "sequencer.version_request_early" Common,
+    /// A batch reached a resolver before its predecessor.
+    ResolveEarly "resolver.early" Common,
+    /// A batch that was decided before came again.
+    ResolveAgain "resolver.again" Common,
+    /// A read version had left the window.
+    ResolveTooOld "resolver.too_old" Common,
+    /// A conflict with an earlier transaction of the same batch.
+    ConflictInBatch "resolver.conflict_in_batch" Uncommon,
+    /// A commit request that is settled or pending came again.
+    CommitAgain "proxy.commit_again" Common,
+    /// A batch closed because it was full.
+    BatchFull "proxy.batch_full" Common,
+    /// A batch waited because the pipeline was full.
+    PipelineFull "proxy.pipeline_full" Common,
+    /// A request of a role was sent again for want of an answer.
+    Retransmit "proxy.retransmit" Common,
+    /// An idle proxy committed an empty batch.
+    Heartbeat "proxy.heartbeat" Common,
+    /// A transaction waited until the catalog was known far enough.
+    CatalogWait "proxy.catalog_wait" Common,
+    /// An ordered lane broke.
+    LaneBroken "proxy.lane_broken" Common,
+    /// A read version from the future was refused.
+    FutureVersion "proxy.future_version" Uncommon,
+    /// A push reached a log server before its predecessor.
+    PushEarly "logserver.push_early" Common,
+    /// A push that was taken before came again.
+    PushAgain "logserver.push_again" Common,
+    /// A push of a locked epoch was refused.
+    PushLocked "logserver.push_locked" Rare,
+    /// Several frames shared one flush.
+    GroupFlush "logserver.group_flush" Common,
+    /// The log went on in the next segment.
+    SegmentRolled "logserver.segment_rolled" Common,
+    /// The next segment was not ready when it was needed.
+    SegmentLate "logserver.segment_late" Uncommon,
+    /// A torn tail was cut when the log was opened.
+    TornTail "logserver.torn_tail" Common,
+    /// A segment's footer was used instead of a scan.
+    FooterUsed "logserver.footer_used" Common,
+    /// A segment without a whole footer was scanned.
+    FooterMissing "logserver.footer_missing" Common,
+    /// A pull was served from memory.
+    PullFromTail "logserver.pull_from_tail" Common,
+    /// A pull was served by reads.
+    PullFromDisk "logserver.pull_from_disk" Common,
+    /// A pull waited for news.
+    PullWaited "logserver.pull_waited" Common,
+    /// A segment was recycled.
+    SegmentRecycled "logserver.segment_recycled" Common,
+    /// The disk was full.
+    DiskFull "logserver.disk_full" Uncommon,
+    /// The disk had space again.
+    DiskFreed "logserver.disk_freed" Uncommon,
+    /// Frames of an older epoch above the recovery version were dropped.
+    TailDropped "logserver.tail_dropped" Rare,
+    /// A register write had an unknown outcome.
+    RegisterIndeterminate "leader.register_indeterminate" Common,
+    /// A register write was lost to somebody else.
+    RegisterLost "leader.register_lost" Rare,
+    /// A recovery began in the recovery of an older epoch.
+    RecoveryInterrupted "leader.recovery_interrupted" Common,
+    /// A commit whose outcome was unknown turned out to have committed.
+    UnknownCommitted "client.unknown_committed" Common,
+    /// A commit whose outcome was unknown turned out not to have committed.
+    UnknownAbsent "client.unknown_absent" Common,
+}

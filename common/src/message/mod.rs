@@ -1,0 +1,176 @@
+//! What roles, clients and nodes say to each other.
+//!
+//! ```text
+//! client  --Commit, ReadVersion--> proxy      --CommitReply, ReadVersionReply--> client
+//! proxy   --VersionRequest--> sequencer       --VersionReply--> proxy
+//! proxy   --Resolve--> resolver               --Resolved--> proxy
+//! proxy   --Push, Announce, Confirm--> log    --Durable, Confirmed--> proxy
+//! client  --Pull, Trim, Describe, FindId--> log --Pulled, Trimmed, Described, IdFound--> client
+//! leader  --Lock--> log, --Recruit, Serve--> node --Locked, Recruited--> leader
+//! client  --FindCluster, Status--> node       --ClusterView, StatusReply--> client
+//! any     --Refused--> any
+//! ```
+//!
+//! A message type is frozen once released; a changed one gets a new number (golden-bytes tests in
+//! [`crate::wire`]). Bulk bytes are no part of the rkyv body: they travel behind it as a [`Payload`] and are
+//! never copied by passing a message on.
+
+mod client;
+mod pipeline;
+mod recovery;
+
+pub use client::{
+    ClusterView, CommitKind, CommitOutcome, CommitReply, CommitRequest, Describe, Described,
+    FindCluster, FindId, FoundId, FoundSection, IdFound, LaneOrder, Pull, Pulled, PulledBlock,
+    PulledVersion, ReadVersionReply, ReadVersionRequest, Refused, SectionEntry, Status,
+    StatusReply, StreamState, Trim, Trimmed,
+};
+pub use pipeline::{
+    Announce, Confirm, Confirmed, Durable, LogState, Push, PushAck, PushBlock, Resolve,
+    ResolveTransaction, Resolved, Verdict, VersionReply, VersionRequest,
+};
+pub use recovery::{
+    EpochPlan, Hello, Lock, Locked, Recruit, Recruited, ResolverShare, Serve, Serving,
+};
+
+use bytes::Bytes;
+use rkyv::rancor::Error;
+
+use crate::{Payload, RequestId};
+
+/// How a message body lies behind a frame header.
+pub(crate) trait Body: Sized {
+    fn payload(&self) -> Option<&Payload> {
+        None
+    }
+
+    fn set_payload(&mut self, _payload: Payload) {}
+}
+
+macro_rules! messages {
+    ($($number:literal $name:ident $lane:ident),* $(,)?) => {
+        /// Any message.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub enum Message {
+            $(#[doc = concat!("See [`", stringify!($name), "`].")] $name($name)),*
+        }
+
+        $(impl From<$name> for Message {
+            fn from(message: $name) -> Self {
+                Self::$name(message)
+            }
+        })*
+
+        impl Message {
+            /// The frozen number of the message's type.
+            #[must_use]
+            pub const fn number(&self) -> u16 {
+                match self { $(Self::$name(_) => $number),* }
+            }
+
+            /// The type's name, for traces.
+            #[must_use]
+            pub const fn name(&self) -> &'static str {
+                match self { $(Self::$name(_) => stringify!($name)),* }
+            }
+
+            /// Which of a connection's streams the message travels on.
+            #[must_use]
+            pub const fn lane(&self) -> MessageLane {
+                match self { $(Self::$name(_) => MessageLane::$lane),* }
+            }
+
+            pub(crate) fn encode_body(&self) -> rkyv::util::AlignedVec {
+                match self {
+                    $(Self::$name(body) => rkyv::to_bytes::<Error>(body)),*
+                }
+                .expect("plain data encodes")
+            }
+
+            pub(crate) fn payload(&self) -> Option<&Payload> {
+                match self { $(Self::$name(body) => body.payload()),* }
+            }
+
+            /// `None` for an unknown number.
+            pub(crate) fn decode_body(
+                number: u16,
+                body: &[u8],
+                payload: Bytes,
+            ) -> Option<Result<Self, Error>> {
+                Some(match number {
+                    $($number => rkyv::from_bytes::<$name, Error>(body).map(|mut message| {
+                        message.set_payload(payload.into());
+                        Self::$name(message)
+                    }),)*
+                    _ => return None,
+                })
+            }
+        }
+    };
+}
+
+/// The streams of a connection: bulk reads don't delay commits, commits don't delay control.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum MessageLane {
+    /// Small and urgent: versions, locks, status.
+    Control,
+    /// Commits, pushes and their answers.
+    Commit,
+    /// Pulls and their answers.
+    Pull,
+}
+
+messages! {
+    1 CommitRequest Commit,
+    2 CommitReply Commit,
+    3 ReadVersionRequest Commit,
+    4 ReadVersionReply Commit,
+    10 VersionRequest Control,
+    11 VersionReply Control,
+    20 Resolve Commit,
+    21 Resolved Commit,
+    30 Push Commit,
+    31 Durable Commit,
+    32 Announce Control,
+    33 Confirm Control,
+    34 Confirmed Control,
+    40 Pull Pull,
+    41 Pulled Pull,
+    42 Trim Control,
+    43 Trimmed Control,
+    44 Describe Control,
+    45 Described Control,
+    46 FindId Control,
+    47 IdFound Control,
+    50 Lock Control,
+    51 Locked Control,
+    52 Recruit Control,
+    53 Recruited Control,
+    54 Serve Control,
+    55 Serving Control,
+    60 FindCluster Control,
+    61 ClusterView Control,
+    62 Status Control,
+    63 StatusReply Control,
+    70 Refused Control,
+    90 Hello Control,
+}
+
+impl Message {
+    /// The request that an answer to a client belongs to; `None` for everything else.
+    #[must_use]
+    pub const fn answers(&self) -> Option<RequestId> {
+        Some(match self {
+            Self::CommitReply(reply) => reply.request,
+            Self::ReadVersionReply(reply) => reply.request,
+            Self::Pulled(reply) => reply.request,
+            Self::Trimmed(reply) => reply.request,
+            Self::Described(reply) => reply.request,
+            Self::IdFound(reply) => reply.request,
+            Self::ClusterView(reply) => reply.request,
+            Self::StatusReply(reply) => reply.request,
+            Self::Refused(reply) => reply.request,
+            _ => return None,
+        })
+    }
+}

@@ -1,0 +1,124 @@
+//! Between the leader, the nodes and the log servers. Every message is for the leader's epoch, which its
+//! frame names.
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+use super::Body;
+use crate::{Endpoint, Epoch, Peer, Role, Version};
+
+/// Leader to log server: refuse every older epoch, for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+pub struct Lock {}
+
+/// Log server to leader: locked, persistently; everything that was accepted is durable (I8).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+pub struct Locked {
+    /// The highest version that this server has, inclusive; it will never announce more for an older epoch.
+    pub durable: Version,
+    /// The highest version that it knows committed.
+    pub known_committed: Version,
+}
+
+/// A resolver and where its share of the key space begins.
+#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+pub struct ResolverShare {
+    /// The resolver.
+    pub resolver: Endpoint,
+    /// The first key of its share; it ends where the next one begins.
+    pub begin: Vec<u8>,
+}
+
+/// Everything about an epoch that its roles must agree on.
+#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+pub struct EpochPlan {
+    /// The epoch.
+    pub epoch: Epoch,
+    /// RV: the last version of the old epochs that survives.
+    pub recovery_version: Version,
+    /// RTV: the first version of this epoch; its previous version is RV.
+    pub first_version: Version,
+    /// Who leads.
+    pub leader: Endpoint,
+    /// Who hands out versions.
+    pub sequencer: Endpoint,
+    /// Who commits.
+    pub proxies: Vec<Endpoint>,
+    /// Who resolves; the first share begins with the empty key.
+    pub resolvers: Vec<ResolverShare>,
+    /// Who keeps the log, in the order of placement.
+    pub log_servers: Vec<Endpoint>,
+    /// How many log servers hold each stream.
+    pub replication: u8,
+}
+
+impl EpochPlan {
+    /// The ordering that every plan keeps; stops the process when it doesn't.
+    pub fn check(&self) {
+        assert!(
+            self.first_version.since(self.recovery_version) > 2 * crate::LIFE_VERSIONS_MAX,
+            "I5: {} is not far enough above {}",
+            self.first_version,
+            self.recovery_version
+        );
+        assert!(!self.proxies.is_empty() && !self.log_servers.is_empty(), "an epoch has all roles");
+        assert!(
+            self.resolvers.first().is_some_and(|first| first.begin.is_empty())
+                && self.resolvers.windows(2).all(|pair| pair[0].begin < pair[1].begin),
+            "the shares cover the key space in order"
+        );
+        let replication = usize::from(self.replication);
+        assert!(
+            (1..=self.log_servers.len()).contains(&replication),
+            "{replication} copies on {} log servers",
+            self.log_servers.len()
+        );
+    }
+}
+
+/// Leader to node: play this role in this epoch. A role of an older epoch ends with it.
+#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+pub struct Recruit {
+    /// The role.
+    pub role: Role,
+    /// The epoch.
+    pub plan: EpochPlan,
+}
+
+/// Node to leader: the role is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+pub struct Recruited {
+    /// The role.
+    pub role: Role,
+}
+
+/// Leader to node: the generation is in the register; clients may know of it (I10).
+#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+pub struct Serve {
+    /// The epoch.
+    pub plan: EpochPlan,
+}
+
+/// Node to leader: clients are being served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+pub struct Serving {}
+
+/// The first message on a connection, from both sides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+pub struct Hello {
+    /// Who speaks.
+    pub peer: Peer,
+    /// The lowest protocol version that the speaker knows.
+    pub protocol_min: u16,
+    /// The highest one.
+    pub protocol_max: u16,
+    /// Whether the speaker is a client rather than a node.
+    pub is_client: bool,
+}
+
+impl Body for Lock {}
+impl Body for Locked {}
+impl Body for Recruit {}
+impl Body for Recruited {}
+impl Body for Serve {}
+impl Body for Serving {}
+impl Body for Hello {}
