@@ -56,6 +56,7 @@ mod tests;
 
 use core::hash::{Hash, Hasher};
 
+use common::message::Verdict;
 use common::{KeyRange, RangeEnd, Ranges, Version};
 
 use gaps::Gaps;
@@ -89,23 +90,8 @@ pub struct Candidate<'a> {
     pub report_conflicts: bool,
 }
 
-/// The word on one transaction.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[must_use]
-pub enum Verdict {
-    /// It conflicts with nothing.
-    Committed,
-    /// Something that it read was written after its read version.
-    Conflict {
-        /// Indexes into its read ranges, ascending; empty unless asked for.
-        ranges: Vec<u32>,
-    },
-    /// Its read version left the window.
-    TooOld,
-}
-
 /// The word on a batch.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Decided {
     /// One for each transaction, in order.
@@ -139,7 +125,8 @@ pub struct ConflictSet {
 }
 
 impl ConflictSet {
-    /// An empty set: nothing at or below `oldest` will be asked for, and nothing above it is written yet.
+    /// An empty set whose window begins at `oldest`: reads below it are too old, and the first batch must be
+    /// above it. Whatever was written at or below `oldest` is forgotten.
     #[must_use]
     pub const fn new(oldest: Version) -> Self {
         Self {

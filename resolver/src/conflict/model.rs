@@ -4,9 +4,10 @@
 //! shares no code with the set, only the types of question and answer; so a slip in one shows against the
 //! other.
 
+use common::message::Verdict;
 use common::{Ranges, Version};
 
-use super::{Candidate, Decided, Verdict};
+use super::{Candidate, Decided};
 
 /// `[begin, end)`; holds no key unless `begin < end`.
 #[derive(Clone, Debug)]

@@ -5,11 +5,12 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use common::message::Verdict;
 use common::{KeyRange, Prng, RangeEnd, Ranges, Version};
 use proptest::prelude::*;
 
 use super::model::Model;
-use super::{Candidate, ConflictSet, Decided, EVICT_ENTRIES_PER_WRITE, Verdict};
+use super::{Candidate, ConflictSet, Decided, EVICT_ENTRIES_PER_WRITE};
 
 #[derive(Clone, Debug)]
 struct Transaction {
@@ -313,20 +314,27 @@ fn eviction_keeps_up_without_a_budget() {
 
 #[test]
 fn equality_looks_at_what_can_still_decide() {
-    let mut one = Pair::new(0);
-    let mut two = Pair::new(0);
-    // A point under a newer range is outshone; one that left the window is forgotten.
-    assert_eq!(one.letters(10, &[txn(0, "", "k old")]), "C");
-    assert_eq!(two.letters(10, &[txn(0, "", "")]), "C");
-    for pair in [&mut one, &mut two] {
+    // A point under a newer range is outshone.
+    let mut with = Pair::new(0);
+    let mut without = Pair::new(0);
+    assert_eq!(with.letters(10, &[txn(0, "", "k")]), "C");
+    assert_eq!(without.letters(10, &[]), "");
+    assert_ne!(with.set, without.set);
+    for pair in [&mut with, &mut without] {
         assert_eq!(pair.letters(20, &[txn(0, "", "a-m")]), "C");
     }
-    assert_ne!(one.set, two.set);
-    for pair in [&mut one, &mut two] {
-        pair.advance(10);
-    }
-    assert_eq!(one.set, two.set);
-    assert_eq!(hash(&one.set), hash(&two.set));
+    assert_ne!(with.set.len(), without.set.len());
+    assert_eq!(with.set, without.set);
+    assert_eq!(hash(&with.set), hash(&without.set));
+
+    // What left the window is forgotten.
+    assert_eq!(with.letters(30, &[txn(0, "", "x y-z")]), "C");
+    assert_eq!(without.letters(30, &[]), "");
+    assert_ne!(with.set, without.set);
+    with.advance(30);
+    without.advance(30);
+    assert_eq!(with.set, without.set);
+    assert_eq!(hash(&with.set), hash(&without.set));
 }
 
 fn hash(set: &ConflictSet) -> u64 {
@@ -354,7 +362,7 @@ struct RandomTransaction {
 }
 
 impl Pair {
-    fn play(&mut self, version: &mut u64, round: &Round) {
+    fn play(&mut self, version: &mut u64, round: &Round) -> Decided {
         *version += round.version_step;
         self.advance(version.saturating_sub(round.window).min(*version - 1));
         let batch: Vec<Transaction> = round
@@ -367,7 +375,7 @@ impl Pair {
                 report_conflicts: t.report_conflicts,
             })
             .collect();
-        let _ = self.decide(*version, &batch);
+        let decided = self.decide(*version, &batch);
         if let Some(entries) = round.evict_entries {
             let before = self.set.clone();
             self.set.evict(entries);
@@ -375,6 +383,7 @@ impl Pair {
             assert_eq!(before, self.set, "eviction changed what is decided");
             assert_eq!(hash(&before), hash(&self.set), "eviction changed the hash");
         }
+        decided
     }
 }
 
@@ -424,7 +433,7 @@ proptest! {
     fn the_set_decides_as_the_model_does(rounds in prop::collection::vec(round(), 1..24)) {
         let (mut pair, mut version) = (Pair::new(0), 0);
         for round in &rounds {
-            pair.play(&mut version, round);
+            let _ = pair.play(&mut version, round);
         }
     }
 }
@@ -473,25 +482,53 @@ impl KeyShape {
     }
 }
 
+/// What the answers of a run were, so that it can't pass by asking nothing.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    committed: usize,
+    conflicts: usize,
+    in_batch: usize,
+    too_old: usize,
+}
+
+impl Tally {
+    fn add(&mut self, decided: &Decided) {
+        self.in_batch += decided.in_batch_conflicts;
+        for verdict in &decided.verdicts {
+            match verdict {
+                Verdict::Committed => self.committed += 1,
+                Verdict::Conflict { .. } => self.conflicts += 1,
+                Verdict::TooOld => self.too_old += 1,
+            }
+        }
+    }
+}
+
 /// Longer histories than proptest makes, with windows that hold many batches. `MILLRACE_MODEL_BATCHES` sets
 /// how many batches; a failure prints the seed of its history.
 #[test]
 fn long_histories_decide_as_the_model_does() {
     #[expect(clippy::disallowed_methods, reason = "how long a test runs is asked by its caller")]
     let asked = std::env::var("MILLRACE_MODEL_BATCHES");
-    let mut left: u64 = asked.map_or(2_000, |text| text.parse().expect("a number of batches"));
+    let asked: u64 = asked.map_or(5_000, |text| text.parse().expect("a number of batches"));
+    let (mut tally, mut left) = (Tally::default(), asked);
     for seed in 0.. {
-        let batches = left.min(250);
-        let result = std::panic::catch_unwind(|| play_history(seed, batches));
-        assert!(result.is_ok(), "history {seed} of {batches} batches differs");
+        let batches = left.min(HISTORY_BATCHES);
+        let result = std::panic::catch_unwind(|| play_history(seed, batches, tally));
+        tally = result.unwrap_or_else(|_| panic!("history {seed} of {batches} batches differs"));
         left -= batches;
         if left == 0 {
             break;
         }
     }
+    let Tally { committed, conflicts, in_batch, too_old } = tally;
+    let rarest = committed.min(conflicts - in_batch).min(in_batch).min(too_old);
+    assert!(rarest as u64 * 20 > asked, "{asked} batches gave only {tally:?}");
 }
 
-fn play_history(seed: u64, batches: u64) {
+const HISTORY_BATCHES: u64 = 250;
+
+fn play_history(seed: u64, batches: u64, mut tally: Tally) -> Tally {
     let mut prng = Prng::derive(seed, "conflict set", 0);
     let shape = KeyShape::draw(&mut prng);
     let window = prng.between(1, 60);
@@ -508,7 +545,8 @@ fn play_history(seed: u64, batches: u64) {
             .collect();
         let evict_entries = prng.chance(3, 4).then(|| prng.below(12) as usize);
         let round = Round { version_step: prng.between(1, 3), window, evict_entries, batch };
-        pair.play(&mut version, &round);
+        tally.add(&pair.play(&mut version, &round));
         pair.model.forget();
     }
+    tally
 }
