@@ -42,7 +42,7 @@ pub struct SectionEntry {
 }
 
 /// Client to proxy: commit this. The payload holds the encoded records of all sections.
-#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct CommitRequest {
     /// The client's number, growing by one with each request to one proxy.
     pub request: RequestId,
@@ -80,7 +80,7 @@ impl Body for CommitRequest {
 }
 
 /// Proxy to client: what became of a commit request.
-#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct CommitReply {
     /// The request.
     pub request: RequestId,
@@ -89,7 +89,7 @@ pub struct CommitReply {
 }
 
 /// What became of a commit request. Everything but `Committed` means: not committed, and never will be.
-#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 #[must_use]
 pub enum CommitOutcome {
     /// Durable on every log server of the epoch, with everything before it (I3).
@@ -121,14 +121,14 @@ pub enum CommitOutcome {
 impl Body for CommitReply {}
 
 /// Client to proxy: the newest version that every acknowledged commit is in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct ReadVersionRequest {
     /// The client's number.
     pub request: RequestId,
 }
 
 /// Proxy to client: reads at `version` see every commit that was acknowledged before the question (I4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct ReadVersionReply {
     /// The request.
     pub request: RequestId,
@@ -137,7 +137,7 @@ pub struct ReadVersionReply {
 }
 
 /// Client or proxy to log server: whole versions, please.
-#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct Pull {
     /// The asker's number.
     pub request: RequestId,
@@ -153,7 +153,7 @@ pub struct Pull {
 
 /// Log server to consumer: all blocks of the streams in `after < version <= through`. The payload holds the
 /// blocks' bodies.
-#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct Pulled {
     /// The request.
     pub request: RequestId,
@@ -181,7 +181,7 @@ impl Body for Pulled {
 }
 
 /// A version in an answer to a pull.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct PulledVersion {
     /// The version.
     pub version: Version,
@@ -192,7 +192,7 @@ pub struct PulledVersion {
 }
 
 /// A block in an answer to a pull.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct PulledBlock {
     /// The stream.
     pub stream: StreamId,
@@ -207,7 +207,7 @@ pub struct PulledBlock {
 }
 
 /// Client to log server: everything of the stream at or below `through` may go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct Trim {
     /// The client's number.
     pub request: RequestId,
@@ -218,7 +218,7 @@ pub struct Trim {
 }
 
 /// Log server to client: the trim is persisted (I13).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct Trimmed {
     /// The request.
     pub request: RequestId,
@@ -229,7 +229,7 @@ pub struct Trimmed {
 }
 
 /// Client to log server: how do these streams stand?
-#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct Describe {
     /// The client's number.
     pub request: RequestId,
@@ -238,7 +238,7 @@ pub struct Describe {
 }
 
 /// How a stream stands on one log server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct StreamState {
     /// The stream.
     pub stream: StreamId,
@@ -255,7 +255,7 @@ pub struct StreamState {
 }
 
 /// Log server to client: how the streams stand, in the order asked.
-#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct Described {
     /// The request.
     pub request: RequestId,
@@ -265,7 +265,7 @@ pub struct Described {
 
 /// Client to log server: did a transaction with this id commit? Answered once everything up to `at_least`
 /// is known committed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct FindId {
     /// The client's number.
     pub request: RequestId,
@@ -276,7 +276,7 @@ pub struct FindId {
 }
 
 /// A section of a transaction that was found by its id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct FoundSection {
     /// The stream.
     pub stream: StreamId,
@@ -286,7 +286,7 @@ pub struct FoundSection {
 }
 
 /// A transaction that was found by its id.
-#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct FoundId {
     /// Where it committed.
     pub position: Position,
@@ -297,7 +297,7 @@ pub struct FoundId {
 }
 
 /// Log server to client: the transaction of that id, or that there is none at or below `through`.
-#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct IdFound {
     /// The request.
     pub request: RequestId,
@@ -308,14 +308,14 @@ pub struct IdFound {
 }
 
 /// Client to node: who serves?
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct FindCluster {
     /// The client's number.
     pub request: RequestId,
 }
 
 /// Node to client: who serves, as far as this node knows. Also sent unasked when that changes, with request 0.
-#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct ClusterView {
     /// The request, or 0.
     pub request: RequestId,
@@ -334,14 +334,14 @@ pub struct ClusterView {
 }
 
 /// Client to node: a report for people and scripts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct Status {
     /// The client's number.
     pub request: RequestId,
 }
 
 /// Node to client: the report.
-#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct StatusReply {
     /// The request.
     pub request: RequestId,
@@ -350,7 +350,7 @@ pub struct StatusReply {
 }
 
 /// Any to any: no, and why.
-#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct Refused {
     /// The request, or 0 when there was none.
     pub request: RequestId,

@@ -50,7 +50,7 @@ pub(crate) trait Body: Sized {
 macro_rules! messages {
     ($($number:literal $name:ident $lane:ident),* $(,)?) => {
         /// Any message.
-        #[derive(Clone, Debug, PartialEq, Eq)]
+        #[derive(Clone, Debug, PartialEq, Eq, Hash)]
         pub enum Message {
             $(#[doc = concat!("See [`", stringify!($name), "`].")] $name($name)),*
         }

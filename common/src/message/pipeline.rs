@@ -6,7 +6,7 @@ use super::Body;
 use crate::{Offset, Payload, Ranges, StreamId, Version, WallTime};
 
 /// Proxy to sequencer: a version for my next batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct VersionRequest {
     /// The proxy's number for it, dense from 1; requests of one proxy are served in this order.
     pub number: u64,
@@ -15,7 +15,7 @@ pub struct VersionRequest {
 }
 
 /// Sequencer to proxy: the pair. The pairs of all proxies form one chain (I1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct VersionReply {
     /// The request's number.
     pub number: u64,
@@ -28,7 +28,7 @@ pub struct VersionReply {
 }
 
 /// What a resolver needs to know of a transaction.
-#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct ResolveTransaction {
     /// The snapshot of its reads.
     pub read_version: Version,
@@ -41,7 +41,7 @@ pub struct ResolveTransaction {
 }
 
 /// Proxy to resolver: decide this batch. Sent to every resolver for every version.
-#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct Resolve {
     /// The version directly before in the chain.
     pub previous_version: Version,
@@ -54,7 +54,7 @@ pub struct Resolve {
 }
 
 /// A resolver's word on one transaction.
-#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 #[must_use]
 pub enum Verdict {
     /// No conflict in this resolver's share.
@@ -69,7 +69,7 @@ pub enum Verdict {
 }
 
 /// Resolver to proxy: the verdicts, in the order of the batch.
-#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct Resolved {
     /// The batch's version.
     pub version: Version,
@@ -78,7 +78,7 @@ pub struct Resolved {
 }
 
 /// A block in a push. Bodies follow each other in the payload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct PushBlock {
     /// The stream; ascending in a push, each once.
     pub stream: StreamId,
@@ -91,7 +91,7 @@ pub struct PushBlock {
 }
 
 /// Proxy to log server: make this version durable. Sent to every log server for every version.
-#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct Push {
     /// The version directly before in the chain.
     pub previous_version: Version,
@@ -121,7 +121,7 @@ impl Body for Push {
 }
 
 /// Where the blocks of a push of this proxy came to lie.
-#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct PushAck {
     /// The push's version.
     pub version: Version,
@@ -140,7 +140,7 @@ pub enum LogState {
 
 /// Log server to every proxy of the epoch: everything up to `durable` has been fsynced here (I7).
 /// Cumulative: a later one says all that an earlier one did, but for the acknowledgements.
-#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct Durable {
     /// Inclusive.
     pub durable: Version,
@@ -151,21 +151,21 @@ pub struct Durable {
 }
 
 /// Proxy to log server: this much is known committed, though I have nothing to push now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct Announce {
     /// The highest version that the proxy knows durable on all log servers.
     pub known_committed: Version,
 }
 
 /// Proxy to log server: are you still unlocked, and how far are you durable?
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct Confirm {
     /// The proxy's number for the round.
     pub number: u64,
 }
 
 /// Log server to proxy: the answer to [`Confirm`]. A locked server refuses instead.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct Confirmed {
     /// The round.
     pub number: u64,

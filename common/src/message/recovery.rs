@@ -7,11 +7,11 @@ use super::Body;
 use crate::{Endpoint, Epoch, Peer, Role, Version};
 
 /// Leader to log server: refuse every older epoch, for good.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct Lock {}
 
 /// Log server to leader: locked, persistently; everything that was accepted is durable (I8).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct Locked {
     /// The highest version that this server has, inclusive; it will never announce more for an older epoch.
     pub durable: Version,
@@ -20,7 +20,7 @@ pub struct Locked {
 }
 
 /// A resolver and where its share of the key space begins.
-#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct ResolverShare {
     /// The resolver.
     pub resolver: Endpoint,
@@ -29,7 +29,7 @@ pub struct ResolverShare {
 }
 
 /// Everything about an epoch that its roles must agree on.
-#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct EpochPlan {
     /// The epoch.
     pub epoch: Epoch,
@@ -76,7 +76,7 @@ impl EpochPlan {
 }
 
 /// Leader to node: play this role in this epoch. A role of an older epoch ends with it.
-#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct Recruit {
     /// The role.
     pub role: Role,
@@ -85,25 +85,25 @@ pub struct Recruit {
 }
 
 /// Node to leader: the role is there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct Recruited {
     /// The role.
     pub role: Role,
 }
 
 /// Leader to node: the generation is in the register; clients may know of it (I10).
-#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct Serve {
     /// The epoch.
     pub plan: EpochPlan,
 }
 
 /// Node to leader: clients are being served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct Serving {}
 
 /// The first message on a connection, from both sides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct Hello {
     /// Who speaks.
     pub peer: Peer,

@@ -1,0 +1,82 @@
+//! Finding and Locking: who lives, and how far the old log reaches.
+
+use common::message::{FindCluster, Lock, Locked};
+use common::{Cx, Endpoint, Gather, Gathered, NodeId, Role};
+
+use super::{Leader, Phase, recovery_version};
+use common::Version;
+
+impl Leader {
+    /// Asks every node of the topology and of the old generation for its present life.
+    pub(super) fn find_nodes(&mut self, cx: &mut Cx<'_>) {
+        self.lives.clear();
+        let mut nodes = self.topology.nodes();
+        nodes.extend(self.old_log_servers());
+        let count = nodes.iter().collect::<std::collections::BTreeSet<_>>().len();
+        self.enter(cx, Phase::Finding { lives: Gather::new(nodes, count) });
+        self.ask_for_signs_of_life(cx);
+    }
+
+    pub(super) fn old_log_servers(&self) -> Vec<NodeId> {
+        self.state.generations.last().map(|last| last.log_servers.clone()).unwrap_or_default()
+    }
+
+    pub(super) fn ask_for_signs_of_life(&mut self, cx: &mut Cx<'_>) {
+        let Phase::Finding { lives } = &self.phase else { return };
+        let request = self.request;
+        for node in lives.silent() {
+            cx.send(whoever(node, Role::Node), self.epoch, FindCluster { request });
+        }
+    }
+
+    pub(super) fn handle_sign_of_life(&mut self, cx: &mut Cx<'_>, from: Endpoint) {
+        self.note_alive(cx, from);
+        let Phase::Finding { lives } = &mut self.phase else { return };
+        if lives.answer(from.node, from) == Gathered::Enough {
+            self.lives = lives.answered().map(|(node, life)| (node, life.peer())).collect();
+            self.lock_logs(cx);
+        }
+    }
+
+    fn lock_logs(&mut self, cx: &mut Cx<'_>) {
+        let servers = self.old_log_servers();
+        if servers.is_empty() {
+            // The very first epoch: there is nothing to survive.
+            return self.recruit(cx, Version::ZERO);
+        }
+        let count = servers.len();
+        self.enter(cx, Phase::Locking { locks: Gather::new(servers, count) });
+        self.ask_for_locks(cx);
+    }
+
+    pub(super) fn ask_for_locks(&mut self, cx: &mut Cx<'_>) {
+        let Phase::Locking { locks } = &self.phase else { return };
+        for node in locks.silent() {
+            cx.send(self.life(node, Role::LogServer), self.epoch, Lock {});
+        }
+    }
+
+    pub(super) fn handle_locked(&mut self, cx: &mut Cx<'_>, from: Endpoint, locked: Locked) {
+        let Phase::Locking { locks } = &mut self.phase else { return };
+        assert!(
+            locked.known_committed <= locked.durable,
+            "{from:?} knows {} committed but has {}",
+            locked.known_committed,
+            locked.durable
+        );
+        if locks.answer(from.node, locked) == Gathered::Enough {
+            let version = recovery_version(locks.answered().map(|(_, locked)| locked));
+            self.recruit(cx, version);
+        }
+    }
+
+    /// A role on the present life of a node.
+    pub(super) fn life(&self, node: NodeId, role: Role) -> Endpoint {
+        self.lives.get(&node).map_or_else(|| whoever(node, role), |peer| peer.endpoint(role))
+    }
+}
+
+/// A role on whichever life of a node is there.
+pub(super) const fn whoever(node: NodeId, role: Role) -> Endpoint {
+    Endpoint { node, incarnation: common::Incarnation::ZERO, role }
+}

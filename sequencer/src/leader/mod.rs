@@ -1,0 +1,349 @@
+//! The leader: takes the register to a new epoch, locks the old log, fixes RV, recruits, proves, publishes.
+//!
+//! ```text
+//!  Reading -> Claiming -> Finding -> Locking -> Recruiting -> Proving -> Publishing -> Announcing -> Serving
+//!  register   CAS e+1     nodes'     log         roles of     recovery   CAS: commit   Serve to      watch
+//!                         lives      servers     the plan     transaction point (I10)  nodes
+//!     ^______________________________________________________________________________________________|
+//!                     a newer epoch, a peer of the plan gone, a phase that can't go on
+//! ```
+//!
+//! | message in | from | message out | to |
+//! |---|---|---|---|
+//! | ClusterView | node | FindCluster | every configured node: it answers from its present life |
+//! | Locked | log server | Lock | the log servers of the last generation (I8) |
+//! | Recruited | node | Recruit | the nodes of the plan |
+//! | CommitReply | proxy | CommitRequest | the first proxy, through the normal path |
+//! | Serving | node | Serve | every node, only after the register holds the generation (I10) |
+//! | Refused | any | | a newer epoch exists: start over |
+//!
+//! # Invariants
+//! - I9: RV is the minimum durable version over the locked log servers. With static placement all of them must
+//!   answer, so that each is whole up to RV.
+//! - I5: RTV - RV = FENCE_JUMP.
+//! - I10: `Serve` is sent only after the compare-and-set of Publishing is known to have succeeded.
+
+mod lock;
+mod prove;
+mod recruit;
+mod register;
+mod watch;
+
+use std::collections::BTreeMap;
+
+use common::message::{EpochPlan, Locked};
+use common::register::{RegisterState, Revision};
+use common::{
+    Backoff, Code, Cx, Endpoint, Epoch, Event, Gather, Mark, Message, NodeId, Note, Peer,
+    RequestId, Time, Timer, Version,
+};
+
+/// What the leader must know before it starts.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Topology {
+    /// Where the sequencer lives.
+    pub sequencer: NodeId,
+    /// Where the proxies live; one proxy for each entry.
+    pub proxies: Vec<NodeId>,
+    /// Where the resolvers live and where their shares begin; the first begins with the empty key.
+    pub resolvers: Vec<(NodeId, Vec<u8>)>,
+    /// Where the log servers live, in the order of placement; a node at most once.
+    pub log_servers: Vec<NodeId>,
+    /// How many log servers hold each stream.
+    pub replication: u8,
+}
+
+impl Topology {
+    /// One of each on one node.
+    #[must_use]
+    pub fn single(node: NodeId) -> Self {
+        Self {
+            sequencer: node,
+            proxies: vec![node],
+            resolvers: vec![(node, Vec::new())],
+            log_servers: vec![node],
+            replication: 1,
+        }
+    }
+
+    /// Every node that plays a role, once, in order.
+    #[must_use]
+    pub fn nodes(&self) -> Vec<NodeId> {
+        let resolvers = self.resolvers.iter().map(|(node, _)| *node);
+        let all = self.proxies.iter().chain(&self.log_servers).copied();
+        let mut nodes: Vec<NodeId> = all.chain(resolvers).chain([self.sequencer]).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        nodes
+    }
+}
+
+/// Where a recovery stands. Names are stable: they appear in `status`, notes and metrics.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Phase {
+    /// Not started.
+    Idle,
+    /// Waiting for the register's value. With `then`, to learn what became of an indeterminate write.
+    Reading { checking: Option<Checking> },
+    /// Waiting for the compare-and-set that takes the register to the new epoch.
+    Claiming { wanted: RegisterState },
+    /// Waiting for a sign of life from every node of the topology.
+    Finding { lives: Gather<NodeId, Endpoint> },
+    /// Waiting for the old log servers to lock.
+    Locking { locks: Gather<NodeId, Locked> },
+    /// Waiting for the roles of the plan.
+    Recruiting { roles: Gather<Endpoint, ()> },
+    /// Waiting for the recovery transaction.
+    Proving,
+    /// Waiting for the compare-and-set that publishes the generation.
+    Publishing { wanted: RegisterState },
+    /// Waiting for the nodes to serve.
+    Announcing { nodes: Gather<NodeId, ()> },
+    /// The epoch serves; watching.
+    Serving,
+}
+
+/// What an indeterminate register write wanted.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Checking {
+    Claim(RegisterState),
+    Publish(RegisterState),
+}
+
+impl Phase {
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Reading { .. } => "reading_register",
+            Self::Claiming { .. } => "claiming_epoch",
+            Self::Finding { .. } => "finding_nodes",
+            Self::Locking { .. } => "locking_logs",
+            Self::Recruiting { .. } => "recruiting",
+            Self::Proving => "recovery_transaction",
+            Self::Publishing { .. } => "writing_register",
+            Self::Announcing { .. } => "announcing",
+            Self::Serving => "serving",
+        }
+    }
+}
+
+/// Tries the phase again, or looks after the peers.
+const RETRY: Timer = Timer(0);
+
+/// The leader machine.
+#[derive(Clone, Debug)]
+pub struct Leader {
+    topology: Topology,
+    phase: Phase,
+    since: Time,
+    /// The epoch that this leader has claimed; ZERO before the first claim.
+    epoch: Epoch,
+    /// The register as last read or written.
+    state: RegisterState,
+    revision: Revision,
+    register_question: u64,
+    backoff: Backoff,
+    /// The present life of every node, from Finding on.
+    lives: BTreeMap<NodeId, Peer>,
+    plan: Option<EpochPlan>,
+    /// The leader's own number for requests to proxies and nodes.
+    request: RequestId,
+    /// Watching: who has answered since the last tick.
+    silent_ticks: BTreeMap<NodeId, u32>,
+    last_cause: &'static str,
+}
+
+/// What `status` shows of a leader.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaderStatus {
+    /// The phase's stable name.
+    pub phase: &'static str,
+    /// When it was entered.
+    pub since: Time,
+    /// The epoch that is being made or serves.
+    pub epoch: Epoch,
+    /// What the phase waits for, for people; empty when for nothing.
+    pub waiting_for: String,
+    /// Why the recovery began.
+    pub cause: &'static str,
+    /// How many generations the register holds.
+    pub generations: usize,
+}
+
+impl Leader {
+    /// A leader that makes epochs of this topology.
+    #[must_use]
+    pub fn new(topology: Topology) -> Self {
+        assert!(!topology.log_servers.is_empty(), "a log needs a log server");
+        Self {
+            topology,
+            phase: Phase::Idle,
+            since: Time::ZERO,
+            epoch: Epoch::ZERO,
+            state: RegisterState::empty(),
+            revision: Revision(0),
+            register_question: 0,
+            backoff: Backoff::default(),
+            lives: BTreeMap::new(),
+            plan: None,
+            request: RequestId::ZERO,
+            silent_ticks: BTreeMap::new(),
+            last_cause: "start",
+        }
+    }
+
+    /// Begins the first recovery.
+    pub fn start(&mut self, cx: &mut Cx<'_>) {
+        self.recover(cx, "start");
+    }
+
+    /// Takes one event.
+    pub fn step(&mut self, cx: &mut Cx<'_>, event: Event) {
+        match event {
+            Event::Register(answer) => self.handle_register(cx, answer),
+            Event::Timer(RETRY) => self.handle_retry(cx),
+            Event::Message { from, epoch, message } => {
+                self.handle_message(cx, from, epoch, message)
+            }
+            Event::PeerDown(peer) => self.handle_peer_down(cx, peer),
+            Event::Timer(_) | Event::Disk(_) => {}
+        }
+        self.check();
+    }
+
+    fn handle_message(&mut self, cx: &mut Cx<'_>, from: Endpoint, epoch: Epoch, message: Message) {
+        match message {
+            Message::ClusterView(_) => self.handle_sign_of_life(cx, from),
+            Message::Refused(refused) => self.handle_refused(cx, from, refused.refusal.code()),
+            // Answers to an older epoch's questions say nothing about this one.
+            _ if epoch != self.epoch => {}
+            Message::Locked(locked) => self.handle_locked(cx, from, locked),
+            Message::Recruited(recruited) => self.handle_recruited(cx, from, recruited.role),
+            Message::CommitReply(reply) => self.handle_proof(cx, reply),
+            Message::Serving(_) => self.handle_serving(cx, from),
+            _ => {}
+        }
+    }
+
+    /// Somebody refuses this epoch: a newer leader exists, or the receiver has lost its role.
+    fn handle_refused(&mut self, cx: &mut Cx<'_>, from: Endpoint, code: Code) {
+        let is_fenced = matches!(code, Code::WrongEpoch | Code::Locked);
+        if is_fenced && self.is_recovering_with(from.node) {
+            self.recover(cx, "fenced");
+        }
+    }
+
+    fn is_recovering_with(&self, node: NodeId) -> bool {
+        let past_claim =
+            !matches!(self.phase, Phase::Idle | Phase::Reading { .. } | Phase::Claiming { .. });
+        past_claim && self.lives.contains_key(&node)
+    }
+
+    /// Starts over, because of `cause`.
+    fn recover(&mut self, cx: &mut Cx<'_>, cause: &'static str) {
+        if !matches!(self.phase, Phase::Idle | Phase::Serving) {
+            cx.mark(Mark::RecoveryInterrupted);
+        }
+        self.last_cause = cause;
+        self.plan = None;
+        self.read_register(cx, None);
+    }
+
+    fn enter(&mut self, cx: &mut Cx<'_>, phase: Phase) {
+        self.phase = phase;
+        self.since = cx.now;
+        cx.note(Note::Phase { epoch: self.epoch, name: self.phase.name() });
+        cx.arm_after(RETRY, retry_after(cx));
+    }
+
+    /// A phase has taken too long: its questions are asked again.
+    fn handle_retry(&mut self, cx: &mut Cx<'_>) {
+        match &self.phase {
+            Phase::Idle => {}
+            // An answer of the register is lost with its connection: ask what it holds.
+            Phase::Reading { checking } => {
+                let checking = checking.clone();
+                self.read_register(cx, checking);
+            }
+            Phase::Claiming { wanted } => {
+                let checking = Checking::Claim(wanted.clone());
+                self.read_register(cx, Some(checking));
+            }
+            Phase::Publishing { wanted } => {
+                let checking = Checking::Publish(wanted.clone());
+                self.read_register(cx, Some(checking));
+            }
+            Phase::Finding { .. } => self.ask_for_signs_of_life(cx),
+            Phase::Locking { .. } => self.ask_for_locks(cx),
+            Phase::Recruiting { .. } => self.ask_for_roles(cx),
+            Phase::Proving => self.ask_for_proof(cx),
+            Phase::Announcing { .. } => self.ask_to_serve(cx),
+            Phase::Serving => self.watch(cx),
+        }
+        if !matches!(self.phase, Phase::Idle) {
+            cx.arm_after(RETRY, retry_after(cx));
+        }
+    }
+
+    /// What `status` shows.
+    #[must_use]
+    pub fn status(&self) -> LeaderStatus {
+        let waiting_for = match &self.phase {
+            Phase::Idle | Phase::Serving => String::new(),
+            Phase::Reading { .. } | Phase::Claiming { .. } | Phase::Publishing { .. } => {
+                "the register".to_owned()
+            }
+            Phase::Finding { lives } => list("nodes", lives.silent()),
+            Phase::Locking { locks } => list("log servers", locks.silent()),
+            Phase::Recruiting { roles } => {
+                format!("roles {:?}", roles.silent().collect::<Vec<_>>())
+            }
+            Phase::Proving => "the recovery transaction".to_owned(),
+            Phase::Announcing { nodes } => list("nodes", nodes.silent()),
+        };
+        LeaderStatus {
+            phase: self.phase.name(),
+            since: self.since,
+            epoch: self.epoch,
+            waiting_for,
+            cause: self.last_cause,
+            generations: self.state.generations.len(),
+        }
+    }
+
+    /// The order that every state keeps.
+    pub fn check(&self) {
+        assert!(
+            self.epoch <= self.state.epoch || matches!(self.phase, Phase::Reading { .. }),
+            "{} was claimed but the register stands at {}",
+            self.epoch,
+            self.state.epoch
+        );
+        if let Some(plan) = &self.plan {
+            assert_eq!(plan.epoch, self.epoch, "the plan is for the claimed epoch");
+            plan.check();
+        }
+        if matches!(self.phase, Phase::Serving | Phase::Announcing { .. }) {
+            let live = self.state.generations.last().map(|generation| generation.epoch);
+            assert_eq!(live, Some(self.epoch), "I10: the register holds what serves");
+        }
+    }
+}
+
+fn list(what: &str, nodes: impl Iterator<Item = NodeId>) -> String {
+    let names: Vec<String> = nodes.map(|node| node.to_string()).collect();
+    format!("{what} {}", names.join(", "))
+}
+
+fn retry_after(cx: &Cx<'_>) -> core::time::Duration {
+    core::time::Duration::from_millis(cx.knobs.recovery_retry_ms)
+}
+
+/// RV of answers: everything acknowledged is at or below it, since an acknowledgement needs all log
+/// servers (I9).
+fn recovery_version<'a>(answers: impl Iterator<Item = &'a Locked>) -> Version {
+    answers.map(|locked| locked.durable).min().expect("at least one log server was locked")
+}
+
+#[cfg(test)]
+mod tests;

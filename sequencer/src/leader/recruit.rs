@@ -1,0 +1,76 @@
+//! Recruiting: the plan of the new epoch, and its roles.
+
+use common::message::{EpochPlan, Recruit, ResolverShare};
+use common::{Cx, Endpoint, FENCE_JUMP_VERSIONS, Gather, Gathered, Note, Role, Version};
+
+use super::{Leader, Phase};
+
+impl Leader {
+    pub(super) fn recruit(&mut self, cx: &mut Cx<'_>, recovery_version: Version) {
+        let last_begin = self.state.generations.last().map_or(Version::ZERO, |last| last.begin);
+        assert!(
+            recovery_version >= last_begin,
+            "I9: RV {recovery_version} is below the generation's begin {last_begin}"
+        );
+        let plan = self.plan_epoch(cx.me, recovery_version);
+        plan.check();
+        cx.note(Note::RecoveryVersion {
+            epoch: plan.epoch,
+            recovery_version,
+            first_version: plan.first_version,
+        });
+        let roles = all_roles(&plan);
+        let count = roles.len();
+        self.plan = Some(plan);
+        self.enter(cx, Phase::Recruiting { roles: Gather::new(roles, count) });
+        self.ask_for_roles(cx);
+    }
+
+    fn plan_epoch(&self, leader: Endpoint, recovery_version: Version) -> EpochPlan {
+        let topology = &self.topology;
+        let index = |place: usize| u8::try_from(place).expect("at most 256 of a role");
+        let proxies = topology.proxies.iter().enumerate();
+        let resolvers = topology.resolvers.iter().enumerate();
+        EpochPlan {
+            epoch: self.epoch,
+            recovery_version,
+            first_version: recovery_version.plus(FENCE_JUMP_VERSIONS),
+            leader,
+            sequencer: self.life(topology.sequencer, Role::Sequencer),
+            proxies: proxies.map(|(i, node)| self.life(*node, Role::Proxy(index(i)))).collect(),
+            resolvers: resolvers
+                .map(|(i, (node, begin))| ResolverShare {
+                    resolver: self.life(*node, Role::Resolver(index(i))),
+                    begin: begin.clone(),
+                })
+                .collect(),
+            log_servers: topology
+                .log_servers
+                .iter()
+                .map(|node| self.life(*node, Role::LogServer))
+                .collect(),
+            replication: topology.replication,
+        }
+    }
+
+    pub(super) fn ask_for_roles(&mut self, cx: &mut Cx<'_>) {
+        let (Phase::Recruiting { roles }, Some(plan)) = (&self.phase, &self.plan) else { return };
+        for endpoint in roles.silent() {
+            let recruit = Recruit { role: endpoint.role, plan: plan.clone() };
+            cx.send(endpoint.with_role(Role::Node), self.epoch, recruit);
+        }
+    }
+
+    pub(super) fn handle_recruited(&mut self, cx: &mut Cx<'_>, from: Endpoint, role: Role) {
+        let Phase::Recruiting { roles } = &mut self.phase else { return };
+        if roles.answer(from.with_role(role), ()) == Gathered::Enough {
+            self.prove(cx);
+        }
+    }
+}
+
+fn all_roles(plan: &EpochPlan) -> Vec<Endpoint> {
+    let resolvers = plan.resolvers.iter().map(|share| share.resolver);
+    let rest = plan.proxies.iter().chain(&plan.log_servers).copied();
+    [plan.sequencer].into_iter().chain(resolvers).chain(rest).collect()
+}

@@ -1,0 +1,297 @@
+//! The leader against a scripted cluster of one node: every phase, every lost answer.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use common::message::{ClusterView, CommitOutcome, CommitReply, Recruited, Refused, Serving};
+use common::register::{RegisterAnswer, RegisterOp, RegisterOutcome};
+use common::{
+    FENCE_JUMP_VERSIONS, Incarnation, Knobs, Output, Position, Prng, Refusal, Role, WallTime,
+};
+
+use super::*;
+
+const NODE: NodeId = NodeId(7);
+
+/// What the scripted cluster does with the next answer of a kind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fate {
+    Answer,
+    Lose,
+    /// The register writes, but the answer says that it doesn't know.
+    Unsure,
+    /// The register doesn't write, and the answer says that it doesn't know.
+    UnsureAndLost,
+}
+
+struct World {
+    leader: Leader,
+    now: Time,
+    rng: Prng,
+    incarnation: u64,
+    register: (Revision, Bytes),
+    durable: Version,
+    notes: Vec<Note>,
+    serves_before_publish: usize,
+    fates: Vec<(&'static str, Fate)>,
+}
+
+impl World {
+    fn new(fates: &[(&'static str, Fate)]) -> Self {
+        Self {
+            leader: Leader::new(Topology::single(NODE)),
+            now: Time(1),
+            rng: Prng::new(1),
+            incarnation: 1,
+            register: (Revision(0), Bytes::new()),
+            durable: Version(0),
+            notes: vec![],
+            serves_before_publish: 0,
+            fates: fates.to_vec(),
+        }
+    }
+
+    fn fate(&mut self, kind: &'static str) -> Fate {
+        match self.fates.iter().position(|(name, _)| *name == kind) {
+            Some(place) => self.fates.remove(place).1,
+            None => Fate::Answer,
+        }
+    }
+
+    fn run(&mut self, first: Option<Event>) {
+        let mut waiting = VecDeque::from([first]);
+        while let Some(event) = waiting.pop_front() {
+            for output in self.step(event) {
+                self.now = self.now.plus(core::time::Duration::from_millis(1));
+                waiting.extend(self.answer(output).map(Some));
+            }
+        }
+    }
+
+    fn step(&mut self, event: Option<Event>) -> Vec<Output> {
+        let me = self.peer().endpoint(Role::Leader);
+        let (mut out, knobs) = (vec![], Knobs::small());
+        let mut cx = Cx {
+            now: self.now,
+            wall: WallTime(0),
+            knobs: &knobs,
+            rng: &mut self.rng,
+            me,
+            out: &mut out,
+        };
+        match event {
+            None => self.leader.start(&mut cx),
+            Some(event) => self.leader.step(&mut cx, event),
+        }
+        out
+    }
+
+    fn peer(&self) -> Peer {
+        Peer { node: NODE, incarnation: Incarnation(self.incarnation) }
+    }
+
+    fn answer(&mut self, output: Output) -> Option<Event> {
+        match output {
+            Output::Note(note) => {
+                self.notes.push(note);
+                None
+            }
+            Output::Register(request) => {
+                let kind = match request.op {
+                    RegisterOp::Read => "read",
+                    RegisterOp::Cas { .. } => "cas",
+                };
+                let fate = self.fate(kind);
+                let outcome = self.register(request.op, fate);
+                (fate != Fate::Lose)
+                    .then_some(Event::Register(RegisterAnswer { id: request.id, outcome }))
+            }
+            Output::Send { to, epoch, message } => {
+                let name = message.name();
+                let answer = self.reply(&message)?;
+                let from = self.peer().endpoint(to.role);
+                (self.fate(name) != Fate::Lose).then_some(Event::Message {
+                    from,
+                    epoch,
+                    message: answer,
+                })
+            }
+            _ => None,
+        }
+    }
+
+    fn register(&mut self, op: RegisterOp, fate: Fate) -> RegisterOutcome {
+        match op {
+            RegisterOp::Read => RegisterOutcome::Value(self.register.0, self.register.1.clone()),
+            RegisterOp::Cas { expect, value } => {
+                if expect == self.register.0 && fate != Fate::UnsureAndLost {
+                    self.register = (Revision(expect.0 + 1), value);
+                }
+                match fate {
+                    Fate::Answer if self.register.0 == Revision(expect.0 + 1) => {
+                        RegisterOutcome::Written(self.register.0)
+                    }
+                    Fate::Answer => RegisterOutcome::Lost,
+                    _ => RegisterOutcome::Indeterminate("the line was cut".to_owned()),
+                }
+            }
+        }
+    }
+
+    fn reply(&mut self, message: &Message) -> Option<Message> {
+        Some(match message {
+            Message::FindCluster(find) => ClusterView {
+                request: find.request,
+                epoch: Epoch::ZERO,
+                recovery_version: Version::ZERO,
+                proxies: vec![],
+                log_servers: vec![],
+                replication: 1,
+                phase: String::new(),
+            }
+            .into(),
+            Message::Lock(_) => {
+                Locked { durable: self.durable, known_committed: self.durable }.into()
+            }
+            Message::Recruit(recruit) => Recruited { role: recruit.role }.into(),
+            Message::CommitRequest(request) => {
+                self.durable = self.leader.plan.as_ref().unwrap().first_version;
+                let position = Position { version: self.durable, index: 0 };
+                let outcome = CommitOutcome::Committed {
+                    position,
+                    commit_time: WallTime(0),
+                    base_offsets: vec![],
+                };
+                CommitReply { request: request.request, outcome }.into()
+            }
+            Message::Serve(serve) => {
+                let held = RegisterState::decode(&self.register.1).unwrap();
+                if held.generations.last().map(|last| last.epoch) != Some(serve.plan.epoch) {
+                    self.serves_before_publish += 1;
+                }
+                Serving {}.into()
+            }
+            _ => return None,
+        })
+    }
+
+    fn phases(&self) -> Vec<&'static str> {
+        self.notes
+            .iter()
+            .filter_map(|note| match note {
+                Note::Phase { name, .. } => Some(*name),
+                _ => None,
+            })
+            .collect()
+    }
+
+    fn run_until_serving(&mut self) {
+        for _ in 0..50 {
+            if self.leader.status().phase == "serving" {
+                return;
+            }
+            self.run(Some(Event::Timer(RETRY)));
+        }
+        panic!("stuck: {:?}", self.leader.status());
+    }
+}
+
+#[test]
+fn the_first_epoch_goes_through_the_phases_without_locking() {
+    let mut world = World::new(&[]);
+    world.run(None);
+    let expect = [
+        "reading_register",
+        "claiming_epoch",
+        "finding_nodes",
+        "recruiting",
+        "recovery_transaction",
+        "writing_register",
+        "announcing",
+        "serving",
+    ];
+    assert_eq!(world.phases(), expect);
+    let state = RegisterState::decode(&world.register.1).unwrap();
+    assert_eq!(state.epoch, Epoch(1));
+    assert_eq!(state.generations.len(), 1);
+}
+
+#[test]
+fn a_restart_locks_the_old_log_and_jumps_the_version() {
+    let mut world = World::new(&[]);
+    world.run(None);
+    world.durable = Version(123_456_789);
+    world.incarnation = 2;
+    world.leader = Leader::new(Topology::single(NODE));
+    world.notes.clear();
+    world.run(None);
+    assert!(world.phases().contains(&"locking_logs"));
+    let fixed = world.notes.iter().find_map(|note| match note {
+        Note::RecoveryVersion { recovery_version, first_version, .. } => {
+            Some((*recovery_version, *first_version))
+        }
+        _ => None,
+    });
+    let rv = Version(123_456_789);
+    assert_eq!(fixed, Some((rv, rv.plus(FENCE_JUMP_VERSIONS))));
+    let state = RegisterState::decode(&world.register.1).unwrap();
+    assert_eq!(state.generations[0].end, Some(rv));
+    assert_eq!(state.generations[1].begin, rv);
+}
+
+#[test]
+fn every_answer_can_be_lost_once_or_be_unsure() {
+    let kinds = ["read", "FindCluster", "Lock", "Recruit", "CommitRequest", "Serve"];
+    let lost = kinds.iter().map(|kind| vec![(*kind, Fate::Lose)]);
+    let unsure = [
+        vec![("cas", Fate::Unsure)],
+        vec![("cas", Fate::Answer), ("cas", Fate::Unsure)],
+        vec![("cas", Fate::UnsureAndLost)],
+        vec![("cas", Fate::Answer), ("cas", Fate::UnsureAndLost)],
+        vec![("cas", Fate::Lose)],
+        vec![("cas", Fate::Unsure), ("read", Fate::Lose), ("cas", Fate::Unsure)],
+    ];
+    for fates in lost.chain(unsure) {
+        let mut world = World::new(&[]);
+        world.run(None);
+        world.incarnation = 2;
+        world.leader = Leader::new(Topology::single(NODE));
+        world.fates = fates.clone();
+        world.run(None);
+        world.run_until_serving();
+        assert_eq!(world.serves_before_publish, 0, "I10 {fates:?}");
+        let state = RegisterState::decode(&world.register.1).unwrap();
+        assert_eq!(state.generations.last().unwrap().epoch, world.leader.epoch, "{fates:?}");
+    }
+}
+
+#[test]
+fn a_fenced_leader_starts_over_at_a_newer_epoch() {
+    let mut world = World::new(&[]);
+    world.run(None);
+    let other = RegisterState {
+        epoch: Epoch(5),
+        leader: NodeId(9),
+        stamp: 1,
+        generations: RegisterState::decode(&world.register.1).unwrap().generations,
+    };
+    world.register = (Revision(world.register.0.0 + 1), other.encode());
+    let from = world.peer().endpoint(Role::LogServer);
+    let refusal = Refusal::new(Code::WrongEpoch, "epoch 5");
+    let message = Refused { request: RequestId(0), refusal }.into();
+    world.run(Some(Event::Message { from, epoch: Epoch(1), message }));
+    world.run_until_serving();
+    assert_eq!(world.leader.epoch, Epoch(6));
+}
+
+#[test]
+fn a_node_that_lives_anew_ends_the_epoch() {
+    let mut world = World::new(&[]);
+    world.run(None);
+    assert_eq!(world.leader.epoch, Epoch(1));
+    world.incarnation = 2;
+    world.run(Some(Event::Timer(RETRY)));
+    world.run_until_serving();
+    assert_eq!(world.leader.epoch, Epoch(2));
+    assert_eq!(world.leader.status().cause, "node_restarted");
+}

@@ -1,0 +1,47 @@
+//! Serving: a peer of the plan that is gone, or lives anew, ends the epoch.
+
+use common::message::FindCluster;
+use common::{Cx, Endpoint, Peer, Role};
+
+use super::lock::whoever;
+use super::{Leader, Phase};
+
+/// Ticks of the retry interval without an answer after which a peer counts as gone.
+const SILENT_TICKS_MAX: u32 = 5;
+
+impl Leader {
+    /// Asks every node for a sign of life, and gives up those that have been silent too long.
+    pub(super) fn watch(&mut self, cx: &mut Cx<'_>) {
+        let request = self.request;
+        for node in self.lives.keys() {
+            let ticks = self.silent_ticks.entry(*node).or_insert(0);
+            *ticks += 1;
+            cx.send(whoever(*node, Role::Node), self.epoch, FindCluster { request });
+        }
+        if self.silent_ticks.values().any(|ticks| *ticks > SILENT_TICKS_MAX) {
+            self.recover(cx, "node_silent");
+        }
+    }
+
+    /// An answer to a watch question, or to a question of Finding.
+    pub(super) fn note_alive(&mut self, cx: &mut Cx<'_>, from: Endpoint) {
+        self.silent_ticks.insert(from.node, 0);
+        let known = self.lives.get(&from.node).copied();
+        if self.is_past_finding() && known.is_some_and(|peer| peer != from.peer()) {
+            self.recover(cx, "node_restarted");
+        }
+    }
+
+    pub(super) fn handle_peer_down(&mut self, cx: &mut Cx<'_>, peer: Peer) {
+        if self.is_past_finding() && self.lives.get(&peer.node) == Some(&peer) {
+            self.recover(cx, "node_down");
+        }
+    }
+
+    const fn is_past_finding(&self) -> bool {
+        !matches!(
+            self.phase,
+            Phase::Idle | Phase::Reading { .. } | Phase::Claiming { .. } | Phase::Finding { .. }
+        )
+    }
+}
