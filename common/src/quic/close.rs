@@ -35,6 +35,8 @@ impl CloseCode {
     pub const REPLACED: Self = Self(4);
     /// The peer is not who it should be: another cluster, another incarnation.
     pub const IDENTITY: Self = Self(5);
+    /// The closing side found a bug of its own.
+    pub const INTERNAL: Self = Self(6);
 }
 
 impl fmt::Display for CloseCode {
@@ -45,6 +47,7 @@ impl fmt::Display for CloseCode {
             Self::PROTOCOL_MISMATCH => f.write_str("protocol mismatch"),
             Self::REPLACED => f.write_str("replaced"),
             Self::IDENTITY => f.write_str("identity"),
+            Self::INTERNAL => f.write_str("internal"),
             Self(other) => write!(f, "code {other}"),
         }
     }
@@ -89,6 +92,9 @@ pub enum CloseReason {
     /// This side closed it.
     #[error("closed by this side")]
     Local,
+    /// A bug in this transport.
+    #[error("bug in the transport: {0}")]
+    Internal(String),
 }
 
 impl CloseReason {

@@ -28,8 +28,9 @@ use tokio::time::timeout;
 
 use super::close::{CloseCode, CloseReason};
 use super::endpoint::Context;
-use super::frame::{Cutter, Frame, gather};
+use super::frame::{Cutter, claimed_bytes, gather};
 use super::{ConnectionId, Event, FRAME_BYTES_MIN, Inbound, LANES, Lane};
+use crate::wire::Frame;
 
 /// Frames that one write takes from the queue at most; more go with the next one.
 const WRITE_FRAMES_MAX: usize = 4096;
@@ -131,8 +132,8 @@ impl Connection {
     pub fn try_send(&self, lane: Lane, frame: impl Into<Frame>) -> Result<(), SendError> {
         let frame = frame.into();
         let shared = &*self.shared;
-        let bytes = frame.bytes();
-        let claimed = frame.claimed_bytes();
+        let bytes = frame.len();
+        let claimed = claimed_bytes(&frame);
         assert_eq!(claimed, Some(bytes), "a frame of {bytes} bytes claims {claimed:?}");
         assert!(bytes >= FRAME_BYTES_MIN, "a frame of {bytes} bytes has no header");
         if bytes > shared.frame_bytes_max {
@@ -169,6 +170,12 @@ impl Connection {
     #[must_use]
     pub fn rtt(&self) -> Duration {
         self.shared.quinn.rtt()
+    }
+
+    /// Bytes of a packet's payload at present: 6500 on loopback unless losses have lowered it.
+    #[must_use]
+    pub fn mtu(&self) -> u16 {
+        self.shared.quinn.stats().path.current_mtu
     }
 
     /// What it has moved so far.
@@ -225,6 +232,18 @@ impl Shared {
 
     fn close_for_protocol(&self, what: &str) {
         self.close(CloseReason::protocol(what), CloseCode::PROTOCOL, what);
+    }
+}
+
+/// A lane whose task has panicked would hang in silence: its connection ends instead.
+struct PanicGuard<'a>(&'a Shared);
+
+impl Drop for PanicGuard<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let what = "the task of a lane panicked";
+            self.0.close(CloseReason::Internal(what.to_owned()), CloseCode::INTERNAL, what);
+        }
     }
 }
 
@@ -292,6 +311,7 @@ async fn write_lane(
     mut queue: mpsc::Receiver<Frame>,
     shared: Arc<Shared>,
 ) {
+    let _guard = PanicGuard(&shared);
     match write_frames(lane, &mut stream, &mut queue, &shared).await {
         Ok(()) => {}
         // The supervisor reports it.
@@ -348,6 +368,7 @@ async fn write_frames(
 
 /// Cuts what arrives into frames and hands them on, a batch for each wake.
 async fn read_lane(lane: Lane, mut stream: RecvStream, shared: Arc<Shared>, context: Arc<Context>) {
+    let _guard = PanicGuard(&shared);
     let mut cutter = Cutter::new(shared.frame_bytes_max);
     let mut chunks = vec![Bytes::new(); READ_CHUNKS_MAX];
     loop {
@@ -409,7 +430,8 @@ async fn supervise(
     let error = shared.quinn.closed().await;
     let local = shared.local_reason.lock().unwrap_or_else(PoisonError::into_inner).take();
     let reason = local.unwrap_or_else(|| context.reason(&error));
-    drop(slot);
     // Nobody is left to hear it when this fails.
     let _ = context.events.send(Event::Closed { connection: shared.id, reason }).await;
+    // Only now: an owner that takes no events must not gather ended connections without bound.
+    drop(slot);
 }

@@ -375,20 +375,21 @@ async fn welcome(
             Err(_) => Err(fail(&quinn, &context, "the lanes did not open in time".to_owned())),
         }
     };
-    let event = match opening.await {
+    match opening.await {
         Ok((quinn, streams)) => {
             let unstarted = Unstarted::new(&context, quinn, streams, slot);
             let opened = Event::Opened(unstarted.connection());
             if context.events.send(opened).await.is_ok() {
                 unstarted.start(&context);
             }
-            return;
         }
-        Err(reason) => Event::Refused { remote, reason },
-    };
-    drop(slot);
-    // The owner is gone when this fails.
-    let _ = context.events.send(event).await;
+        Err(reason) => {
+            // The owner is gone when this fails.
+            let _ = context.events.send(Event::Refused { remote, reason }).await;
+            // Only now: an owner that takes no events must not gather failed peers without bound.
+            drop(slot);
+        }
+    }
 }
 
 /// The negotiated protocol.

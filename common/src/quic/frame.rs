@@ -11,8 +11,11 @@
 
 use bytes::{Buf, Bytes, BytesMut};
 
-/// The header of `wire`: no frame is shorter.
-pub const FRAME_BYTES_MIN: usize = 40;
+use crate::Payload;
+use crate::wire::{FRAME_HEADER_BYTES, Frame};
+
+/// No frame is shorter than its header.
+pub const FRAME_BYTES_MIN: usize = FRAME_HEADER_BYTES;
 
 /// Bytes of the length prefix, at the start of the header.
 const LENGTH_BYTES: usize = 4;
@@ -26,42 +29,16 @@ const CHUNK_BYTES: usize = 64 << 10;
 /// What a frame that comes in parts gets at first. A peer must send bytes to make it grow.
 const PARTIAL_BYTES: usize = 256 << 10;
 
-/// A frame to send: its head (header and body, or a start of it) and pieces that follow unchanged.
-#[derive(Clone, Debug)]
-pub struct Frame {
-    head: Bytes,
-    payload: Vec<Bytes>,
-}
-
-impl Frame {
-    /// A frame of one piece.
-    #[must_use]
-    pub const fn new(head: Bytes) -> Self {
-        Self { head, payload: Vec::new() }
-    }
-
-    /// A frame whose payload is sent from where it lies. The length in the head counts it.
-    #[must_use]
-    pub const fn with_payload(head: Bytes, payload: Vec<Bytes>) -> Self {
-        Self { head, payload }
-    }
-
-    /// Its length on the wire.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.head.len() + self.payload.iter().map(Bytes::len).sum::<usize>()
-    }
-
-    /// The length that its header claims; `None` when the head is too short to have one.
-    pub(super) fn claimed_bytes(&self) -> Option<usize> {
-        self.head.first_chunk().map(|&length| u32::from_le_bytes(length) as usize)
-    }
-}
-
 impl From<Bytes> for Frame {
+    /// A frame that lies in one piece already.
     fn from(head: Bytes) -> Self {
-        Self::new(head)
+        Self { head, payload: Payload::new() }
     }
+}
+
+/// The length that a frame's header claims; `None` when its head is too short to have one.
+pub(super) fn claimed_bytes(frame: &Frame) -> Option<usize> {
+    frame.head.first_chunk().map(|&length| u32::from_le_bytes(length) as usize)
 }
 
 /// Puts frames into as few chunks as is cheap. Returns the bytes of all of them.
@@ -69,17 +46,17 @@ pub(super) fn gather(frames: impl Iterator<Item = Frame>, chunks: &mut Vec<Bytes
     let mut copied = BytesMut::new();
     let mut total_bytes = 0;
     for frame in frames {
-        total_bytes += frame.bytes();
-        for piece in core::iter::once(frame.head).chain(frame.payload) {
+        total_bytes += frame.len();
+        for piece in core::iter::once(&frame.head).chain(frame.payload.pieces()) {
             if piece.len() > COPY_BYTES_MAX {
                 flush(&mut copied, chunks);
-                chunks.push(piece);
+                chunks.push(piece.clone());
                 continue;
             }
             if copied.len() + piece.len() > CHUNK_BYTES {
                 flush(&mut copied, chunks);
             }
-            copied.extend_from_slice(&piece);
+            copied.extend_from_slice(piece);
         }
     }
     flush(&mut copied, chunks);
@@ -199,6 +176,12 @@ mod tests {
         frame
     }
 
+    fn with_payload(head: Bytes, pieces: impl IntoIterator<Item = Bytes>) -> Frame {
+        let mut payload = Payload::new();
+        pieces.into_iter().for_each(|piece| payload.push(piece));
+        Frame { head, payload }
+    }
+
     proptest! {
         #[test]
         fn any_split_gives_the_same_frames(
@@ -228,14 +211,14 @@ mod tests {
             let frames: Vec<Frame> = sizes
                 .iter()
                 .enumerate()
-                .map(|(i, (head, payload))| Frame::with_payload(
+                .map(|(i, (head, payload))| with_payload(
                     frame(*head, i as u8).into(),
-                    payload.iter().map(|&bytes| vec![i as u8; bytes].into()).collect(),
+                    payload.iter().map(|&bytes| vec![i as u8; bytes].into()),
                 ))
                 .collect();
             let expected: Vec<u8> = frames
                 .iter()
-                .flat_map(|f| f.head.iter().chain(f.payload.iter().flatten()).copied())
+                .flat_map(|f| f.head.iter().chain(f.payload.pieces().iter().flatten()).copied())
                 .collect();
             let mut chunks = Vec::new();
             let total_bytes = gather(frames.into_iter(), &mut chunks);
@@ -247,8 +230,8 @@ mod tests {
     #[test]
     fn small_frames_share_a_chunk_and_large_pieces_are_not_copied() {
         let large = Bytes::from(vec![7; COPY_BYTES_MAX + 1]);
-        let small = || Frame::new(frame(64, 1).into());
-        let with_large = Frame::with_payload(frame(64, 2).into(), vec![large.clone()]);
+        let small = || Frame::from(Bytes::from(frame(64, 1)));
+        let with_large = with_payload(frame(64, 2).into(), [large.clone()]);
         let mut chunks = Vec::new();
         let frames = (0..100).map(|_| small()).chain([with_large]).chain((0..100).map(|_| small()));
         gather(frames, &mut chunks);

@@ -2,7 +2,7 @@
 //!
 //! This is shell code: it runs on a current-thread tokio runtime, moves opaque frames and knows no
 //! message. Only the first four bytes of a frame mean something here: its whole length. The rest
-//! of the header belongs to `wire`.
+//! of the header belongs to [`wire`](crate::wire).
 //!
 //! ```text
 //!    one process                                                     another process
@@ -56,10 +56,12 @@ use core::time::Duration;
 use bytes::Bytes;
 use tokio::sync::OwnedSemaphorePermit;
 
+use crate::wire::FRAME_BYTES_MAX;
+
 pub use close::{CloseCode, CloseReason};
 pub use connection::{Connection, Drained, SendError, Stats};
 pub use endpoint::{BindError, ConnectError, ConnectFailure, QuicEndpoint};
-pub use frame::{FRAME_BYTES_MIN, Frame};
+pub use frame::FRAME_BYTES_MIN;
 
 /// The protocols that this build speaks, the best first. The number is the major version: peers
 /// without a common one do not talk.
@@ -188,7 +190,6 @@ impl Inbound {
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Bytes of one frame, sent or received. A received longer one closes its connection.
-    /// 64 MiB: a transaction of 48 MiB with its headers, and room.
     pub frame_bytes_max: usize,
     /// Bytes waiting in one lane's queue; at least `frame_bytes_max`.
     pub queue_bytes_max: usize,
@@ -213,8 +214,8 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            frame_bytes_max: 64 << 20,
-            queue_bytes_max: 64 << 20,
+            frame_bytes_max: FRAME_BYTES_MAX,
+            queue_bytes_max: FRAME_BYTES_MAX,
             queue_frames_max: 16_384,
             inbound_bytes_max: 256 << 20,
             events_max: 1024,

@@ -13,6 +13,7 @@ use tokio::time::timeout;
 
 use super::tls::{ClientTls, Development, Identity, ServerTls};
 use super::*;
+use crate::wire::Frame;
 
 /// Far above what any test needs: only a hang reaches it.
 const HANG: Duration = Duration::from_secs(60);
@@ -174,8 +175,10 @@ async fn every_lane_echoes_thousands_of_frames_in_order_and_a_large_one() {
         }
     }
     let large = frame(40 << 20, 77);
-    let pieces = vec![large.slice(100..1 << 20), large.slice(1 << 20..)];
-    connection.try_send(Lane::Commit, Frame::with_payload(large.slice(..100), pieces)).unwrap();
+    let mut in_pieces = Frame::from(large.slice(..100));
+    in_pieces.payload.push(large.slice(100..1 << 20));
+    in_pieces.payload.push(large.slice(1 << 20..));
+    connection.try_send(Lane::Commit, in_pieces).unwrap();
     expected.entry(Lane::Commit).or_default().push(large);
 
     let mut got: BTreeMap<Lane, Vec<Bytes>> = BTreeMap::new();
@@ -191,6 +194,7 @@ async fn every_lane_echoes_thousands_of_frames_in_order_and_a_large_one() {
     for lane in Lane::ALL {
         assert_eq!(connection.queued_bytes(lane), 0, "{lane:?}");
     }
+    assert_eq!(connection.mtu(), 6500, "no black hole was seen: GSO and the MTU fit together");
 }
 
 #[tokio::test]
