@@ -10,4 +10,4 @@
 #![forbid(unsafe_code)]
 
 pub mod leader;
-// pub mod versions;
+pub mod versions;
