@@ -1,0 +1,87 @@
+//! Virtual time, and the clocks of processes that run off it.
+
+use common::{Prng, Time, WallTime};
+
+/// Nanoseconds of virtual time since the start of the run: what the event queue is sorted by. Processes never
+/// see it, only their own clocks.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Moment(pub u64);
+
+impl Moment {
+    /// The start.
+    pub const ZERO: Self = Self(0);
+
+    /// `self` and `ns` more.
+    #[must_use]
+    pub fn plus_ns(self, ns: u64) -> Self {
+        Self(self.0.checked_add(ns).expect("a run below 584 years"))
+    }
+}
+
+const MILLION: i128 = 1_000_000;
+/// Where wall clocks stand about: 2026-01-01, in microseconds.
+const WALL_BASE_US: u64 = 1_767_225_600_000_000;
+
+/// One process' clocks: they start anywhere and run too fast or too slow.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    started: Moment,
+    offset_ns: u64,
+    drift_ppm: i64,
+    wall_offset_us: u64,
+}
+
+impl Clock {
+    /// A clock that starts at `started`; it runs off by at most `drift_ppm_max` parts in a million.
+    #[must_use]
+    pub fn new(started: Moment, drift_ppm_max: u64, prng: &mut Prng) -> Self {
+        let drift = prng.below(2 * drift_ppm_max + 1);
+        Self {
+            started,
+            offset_ns: prng.below(1 << 40),
+            drift_ppm: i64::try_from(drift).expect("a drift in ppm")
+                - i64::try_from(drift_ppm_max).expect("a drift in ppm"),
+            wall_offset_us: prng.below(2_000_000),
+        }
+    }
+
+    /// What the monotonic clock shows.
+    #[must_use]
+    pub fn time(&self, now: Moment) -> Time {
+        let elapsed = i128::from(now.0 - self.started.0);
+        let run = elapsed * (MILLION + i128::from(self.drift_ppm)) / MILLION;
+        Time(self.offset_ns + u64::try_from(run).expect("a clock that runs forward"))
+    }
+
+    /// What the wall clock shows.
+    #[must_use]
+    pub fn wall(&self, now: Moment) -> WallTime {
+        WallTime(WALL_BASE_US + self.wall_offset_us + now.0 / 1000)
+    }
+
+    /// The first moment at which the monotonic clock shows `time`; the start when that is past.
+    #[must_use]
+    pub fn moment(&self, time: Time) -> Moment {
+        let run = i128::from(time.0.saturating_sub(self.offset_ns));
+        let rate = MILLION + i128::from(self.drift_ppm);
+        let elapsed = (run * MILLION + rate - 1) / rate;
+        Moment(self.started.0 + u64::try_from(elapsed).expect("a moment within the run"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timer_never_fires_early_on_its_own_clock() {
+        let mut prng = Prng::new(9);
+        for _ in 0..1000 {
+            let clock = Clock::new(Moment(prng.below(1 << 30)), 50_000, &mut prng);
+            let target = Time(clock.offset_ns + prng.below(1 << 36));
+            let moment = clock.moment(target);
+            assert!(clock.time(moment) >= target, "{clock:?} {target:?}");
+            assert!(clock.time(moment).since(target).as_nanos() <= 2, "{clock:?} {target:?}");
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! The simulated disk: the contract of [`common::disk`], kept to the letter and no further.
+//!
+//! ```text
+//! log lane         | w | w | create |  one after the other     reads: beside them, in any order
+//! background lane  | create | rename | one after the other
+//! ```
+//!
+//! - A write enters the volatile cache when it completes; one that a crash interrupts enters it sector by sector
+//!   or not at all. What still waits is gone.
+//! - `durable` makes the file's pages durable that were written before it began, and its own.
+//! - `Create`, `Rename` and `Remove` are durable when they complete; one that a crash interrupts has happened or
+//!   not, and an interrupted `Create` may leave a shorter file.
+//! - A kill keeps the cache. A power cut keeps what is durable: see [`platter`].
+//! - A failed barrier leaves its pages readable and lost.
+
+mod platter;
+
+use std::collections::{BTreeMap, VecDeque};
+
+use bytes::Bytes;
+use common::Prng;
+use common::disk::{
+    DiskCompletion, DiskError, DiskOp, DiskOutput, DiskRequest, File, Lane, PAGE_BYTES,
+};
+
+use self::platter::Platter;
+use crate::clock::Moment;
+use crate::random::delay_ns;
+
+/// How fast and how bad a disk is.
+#[derive(Clone, Debug)]
+pub struct DiskProfile {
+    /// A request's base time, ns.
+    pub request_ns: u64,
+    /// A barrier's base time, ns.
+    pub barrier_ns: u64,
+    /// Each page of data adds this, ns.
+    pub page_ns: u64,
+    /// One request in a thousand takes up to this many times as long.
+    pub tail_factor: u64,
+    /// Barriers that fail, in a million.
+    pub barrier_errors_ppm: u64,
+    /// Bytes that files may take.
+    pub quota_bytes: u64,
+}
+
+impl Default for DiskProfile {
+    fn default() -> Self {
+        Self {
+            request_ns: 20_000,
+            barrier_ns: 100_000,
+            page_ns: 1_000,
+            tail_factor: 50,
+            barrier_errors_ppm: 0,
+            quota_bytes: 1 << 40,
+        }
+    }
+}
+
+/// How a process ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Crash {
+    /// The process is gone; what it gave to the disk's cache stays.
+    Kill,
+    /// The machine is gone; what no barrier has covered is old, new or garbage.
+    PowerCut,
+}
+
+/// A running request's number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Ticket(pub u64);
+
+#[derive(Clone, Debug)]
+struct Running {
+    request: DiskRequest,
+    queue: Option<usize>,
+    /// The write that a barrier covers the earlier ones up to.
+    stamp: u64,
+}
+
+/// One node's disk. It outlives the node's processes.
+#[derive(Clone, Debug)]
+pub struct Disk {
+    platter: Platter,
+    profile: DiskProfile,
+    queues: [VecDeque<DiskRequest>; 2],
+    busy: [bool; 2],
+    running: BTreeMap<Ticket, Running>,
+    next_ticket: u64,
+    stalled_until: Moment,
+    fail_next_barrier: bool,
+    prng: Prng,
+}
+
+impl Disk {
+    /// An empty disk.
+    #[must_use]
+    pub fn new(profile: DiskProfile, prng: Prng) -> Self {
+        Self {
+            platter: Platter::default(),
+            profile,
+            queues: [VecDeque::new(), VecDeque::new()],
+            busy: [false; 2],
+            running: BTreeMap::new(),
+            next_ticket: 0,
+            stalled_until: Moment::ZERO,
+            fail_next_barrier: false,
+            prng,
+        }
+    }
+
+    /// Takes a request; requests that begin with it and when they complete are appended to `started`.
+    pub fn submit(
+        &mut self,
+        now: Moment,
+        request: DiskRequest,
+        started: &mut Vec<(Moment, Ticket)>,
+    ) {
+        check_contract(&request);
+        if matches!(request.op, DiskOp::Read { .. } | DiskOp::List) {
+            self.begin(now, request, None, started);
+            return;
+        }
+        let queue = match request.lane {
+            Lane::Log => 0,
+            Lane::Background => 1,
+        };
+        self.queues[queue].push_back(request);
+        self.begin_queued(now, queue, started);
+    }
+
+    /// A request's time has come: carries it out. `None` when a crash has taken it.
+    pub fn complete(
+        &mut self,
+        now: Moment,
+        ticket: Ticket,
+        started: &mut Vec<(Moment, Ticket)>,
+    ) -> Option<DiskCompletion> {
+        let Running { request, queue, stamp } = self.running.remove(&ticket)?;
+        let id = request.id;
+        let result = self.carry_out(request, stamp);
+        if let Some(queue) = queue {
+            self.busy[queue] = false;
+            self.begin_queued(now, queue, started);
+        }
+        Some(DiskCompletion { id, result })
+    }
+
+    /// Ends the process that used the disk.
+    pub fn crash(&mut self, crash: Crash) {
+        self.queues.iter_mut().for_each(VecDeque::clear);
+        self.busy = [false; 2];
+        for (_, running) in core::mem::take(&mut self.running) {
+            self.interrupt(running.request.op);
+        }
+        if crash == Crash::PowerCut {
+            self.platter.power_cut(&mut self.prng);
+        }
+    }
+
+    /// Whether these bytes are sure to read back as now after a power cut at this moment (I7).
+    #[must_use]
+    pub fn would_survive(&self, file: File, offset: u64, bytes: u64) -> bool {
+        self.platter.would_survive(file, offset, bytes)
+    }
+
+    /// What a file holds now, past all queues: for oracles.
+    #[must_use]
+    pub fn peek(&self, file: File, offset: u64, bytes: u64) -> Option<Bytes> {
+        self.platter.read(file, offset, bytes)
+    }
+
+    /// No request completes before `until`.
+    pub fn stall(&mut self, until: Moment) {
+        self.stalled_until = self.stalled_until.max(until);
+    }
+
+    /// The next barrier fails.
+    pub const fn fail_next_barrier(&mut self) {
+        self.fail_next_barrier = true;
+    }
+
+    /// Bytes that files may take from now on; those that are there stay.
+    pub const fn limit(&mut self, quota_bytes: u64) {
+        self.profile.quota_bytes = quota_bytes;
+    }
+
+    /// Bytes that files take now.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.platter.used_bytes()
+    }
+
+    /// No fault comes by itself any more.
+    pub const fn calm(&mut self) {
+        self.profile.barrier_errors_ppm = 0;
+        self.profile.tail_factor = 1;
+        self.fail_next_barrier = false;
+    }
+
+    fn free_bytes(&self) -> u64 {
+        self.profile.quota_bytes.saturating_sub(self.platter.used_bytes())
+    }
+
+    fn begin_queued(&mut self, now: Moment, queue: usize, started: &mut Vec<(Moment, Ticket)>) {
+        if !self.busy[queue]
+            && let Some(request) = self.queues[queue].pop_front()
+        {
+            self.busy[queue] = true;
+            self.begin(now, request, Some(queue), started);
+        }
+    }
+
+    fn begin(
+        &mut self,
+        now: Moment,
+        request: DiskRequest,
+        queue: Option<usize>,
+        started: &mut Vec<(Moment, Ticket)>,
+    ) {
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        let takes_ns = self.takes_ns(&request.op);
+        let at = now.max(self.stalled_until).plus_ns(takes_ns);
+        self.running.insert(ticket, Running { request, queue, stamp: self.platter.stamp() });
+        started.push((at, ticket));
+    }
+
+    fn takes_ns(&mut self, op: &DiskOp) -> u64 {
+        let profile = &self.profile;
+        let (pages, barriers) = match op {
+            DiskOp::List => (0, 0),
+            DiskOp::Rename { .. } | DiskOp::Remove { .. } => (0, 1),
+            DiskOp::Create { bytes, .. } => (bytes / PAGE_BYTES, 2),
+            DiskOp::Read { bytes, .. } => (bytes / PAGE_BYTES, 0),
+            DiskOp::Write { data, durable, .. } => {
+                ((data.len() as u64).div_ceil(PAGE_BYTES), u64::from(*durable))
+            }
+        };
+        let base = profile.request_ns + barriers * profile.barrier_ns + pages * profile.page_ns;
+        delay_ns(&mut self.prng, base, profile.tail_factor)
+    }
+
+    fn carry_out(&mut self, request: DiskRequest, stamp: u64) -> Result<DiskOutput, DiskError> {
+        match request.op {
+            DiskOp::List => Ok(DiskOutput::Listing {
+                files: self.platter.list(),
+                free_bytes: self.free_bytes(),
+            }),
+            DiskOp::Create { file, bytes } => {
+                if bytes > self.free_bytes() + self.platter.length(file) {
+                    return Err(DiskError::Full);
+                }
+                self.platter.create(file, bytes);
+                Ok(DiskOutput::Done)
+            }
+            DiskOp::Rename { from, to } => {
+                let found = self.platter.rename(from, to);
+                found.then_some(DiskOutput::Done).ok_or(DiskError::NotFound(from))
+            }
+            DiskOp::Remove { file } => {
+                let found = self.platter.remove(file);
+                found.then_some(DiskOutput::Done).ok_or(DiskError::NotFound(file))
+            }
+            DiskOp::Read { file, offset, bytes } => {
+                let data = self.platter.read(file, offset, bytes);
+                data.map(DiskOutput::Data).ok_or(DiskError::NotFound(file))
+            }
+            DiskOp::Write { file, offset, data, durable } => {
+                if !self.platter.contains(file) {
+                    return Err(DiskError::NotFound(file));
+                }
+                self.check_inside(file, offset, data.len() as u64);
+                self.platter.write(file, offset, &data.contiguous(), || true);
+                if durable { self.barrier(file, stamp) } else { Ok(DiskOutput::Done) }
+            }
+        }
+    }
+
+    fn barrier(&mut self, file: File, stamp: u64) -> Result<DiskOutput, DiskError> {
+        let drawn = self.prng.chance(self.profile.barrier_errors_ppm, 1_000_000);
+        if core::mem::take(&mut self.fail_next_barrier) || drawn {
+            self.platter.failed_barrier(file);
+            return Err(DiskError::Io { detail: "fdatasync: simulated EIO".to_owned() });
+        }
+        // What other lanes wrote since the barrier began is not covered; its own write is.
+        let own = self.platter.stamp();
+        self.platter.barrier(file, stamp, own);
+        Ok(DiskOutput::Done)
+    }
+
+    fn check_inside(&self, file: File, offset: u64, bytes: u64) {
+        let length = self.platter.length(file);
+        let end = offset + common::disk::padded(bytes);
+        assert!(
+            end <= length || matches!(file, File::Meta(_)),
+            "a write to {offset}..{end} of {file:?}, which has {length} bytes"
+        );
+    }
+
+    fn interrupt(&mut self, op: DiskOp) {
+        match op {
+            DiskOp::List | DiskOp::Read { .. } => {}
+            DiskOp::Create { file, bytes } => {
+                if self.prng.chance(1, 2) && bytes <= self.free_bytes() {
+                    let pages = self.prng.below(bytes / PAGE_BYTES + 1);
+                    self.platter.create(file, pages * PAGE_BYTES);
+                }
+            }
+            DiskOp::Rename { from, to } => {
+                if self.prng.chance(1, 2) {
+                    self.platter.rename(from, to);
+                }
+            }
+            DiskOp::Remove { file } => {
+                if self.prng.chance(1, 2) {
+                    self.platter.remove(file);
+                }
+            }
+            DiskOp::Write { file, offset, data, .. } => {
+                let (prng, share) = (&mut self.prng, 4);
+                let arrives = prng.below(share + 1);
+                self.platter
+                    .write(file, offset, &data.contiguous(), || prng.chance(arrives, share));
+            }
+        }
+    }
+}
+
+/// What the contract asks of a request; a role that breaks it stops the run.
+fn check_contract(request: &DiskRequest) {
+    let aligned = |what: &str, bytes: u64| {
+        assert!(bytes.is_multiple_of(PAGE_BYTES), "{what} {bytes} of {request:?} is not aligned");
+    };
+    match &request.op {
+        DiskOp::Create { bytes, .. } => aligned("length", *bytes),
+        DiskOp::Read { offset, bytes, .. } => {
+            aligned("offset", *offset);
+            aligned("length", *bytes);
+        }
+        DiskOp::Write { offset, .. } => aligned("offset", *offset),
+        DiskOp::List | DiskOp::Rename { .. } | DiskOp::Remove { .. } => {}
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,259 @@
+//! What lies on a simulated disk: pages in a volatile cache above pages that are durable.
+//!
+//! ```text
+//! write --> cache (current) --barrier--> durable          power cut: each sector of a page that no barrier
+//!              |                            |             has covered is old, new or garbage, on its own
+//!              `-- read                     `-- what a power cut is sure to leave
+//! ```
+
+use std::collections::BTreeMap;
+
+use bytes::{Bytes, BytesMut};
+use common::Prng;
+use common::disk::{File, PAGE_BYTES};
+
+const PAGE: usize = PAGE_BYTES as usize;
+const SECTOR: usize = 512;
+/// Older contents of an unsynced page that a power cut may bring back, at most.
+const HISTORY_MAX: usize = 4;
+
+/// One page; `None` is zeros.
+type Page = Option<Bytes>;
+
+/// A page that no barrier has covered since it was written.
+#[derive(Clone, Debug)]
+struct Dirty {
+    /// What is durable, then what was written since, without the current content.
+    history: Vec<Page>,
+    /// The number of the last write to it.
+    stamp: u64,
+    /// A barrier over it has failed: no later one makes it durable, though the cache calls it clean.
+    poisoned: bool,
+}
+
+/// One file's content.
+#[derive(Clone, Debug, Default)]
+struct Content {
+    pages: Vec<Page>,
+    /// Pages behind these are not durable as part of the file.
+    durable_pages: usize,
+    dirty: BTreeMap<usize, Dirty>,
+}
+
+/// The files of one directory.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Platter {
+    files: BTreeMap<File, Content>,
+    stamp: u64,
+}
+
+impl Platter {
+    pub(super) fn list(&self) -> Vec<(File, u64)> {
+        self.files
+            .iter()
+            .map(|(file, content)| (*file, content.pages.len() as u64 * PAGE_BYTES))
+            .collect()
+    }
+
+    pub(super) fn used_bytes(&self) -> u64 {
+        self.files.values().map(|content| content.pages.len() as u64 * PAGE_BYTES).sum()
+    }
+
+    pub(super) fn contains(&self, file: File) -> bool {
+        self.files.contains_key(&file)
+    }
+
+    pub(super) fn length(&self, file: File) -> u64 {
+        self.files.get(&file).map_or(0, |content| content.pages.len() as u64 * PAGE_BYTES)
+    }
+
+    pub(super) fn create(&mut self, file: File, bytes: u64) {
+        let pages = (bytes / PAGE_BYTES) as usize;
+        let content =
+            Content { pages: vec![None; pages], durable_pages: pages, dirty: BTreeMap::new() };
+        self.files.insert(file, content);
+    }
+
+    /// `false` when there is no such file.
+    pub(super) fn rename(&mut self, from: File, to: File) -> bool {
+        match self.files.remove(&from) {
+            None => false,
+            Some(content) => {
+                self.files.insert(to, content);
+                true
+            }
+        }
+    }
+
+    /// `false` when there is no such file.
+    pub(super) fn remove(&mut self, file: File) -> bool {
+        self.files.remove(&file).is_some()
+    }
+
+    /// The number of the last write so far: a barrier that begins now covers the writes up to it.
+    pub(super) const fn stamp(&self) -> u64 {
+        self.stamp
+    }
+
+    pub(super) fn read(&self, file: File, offset: u64, bytes: u64) -> Option<Bytes> {
+        let content = self.files.get(&file)?;
+        let first = (offset / PAGE_BYTES) as usize;
+        let last = (first + (bytes / PAGE_BYTES) as usize).min(content.pages.len());
+        let mut out = BytesMut::with_capacity(last.saturating_sub(first) * PAGE);
+        for page in content.pages.get(first..last).unwrap_or_default() {
+            match page {
+                Some(page) => out.extend_from_slice(page),
+                None => out.resize(out.len() + PAGE, 0),
+            }
+        }
+        Some(out.freeze())
+    }
+
+    /// Writes whole pages into the cache. `keep` says for each sector whether it arrives.
+    pub(super) fn write(
+        &mut self,
+        file: File,
+        offset: u64,
+        data: &Bytes,
+        mut keep: impl FnMut() -> bool,
+    ) {
+        self.stamp += 1;
+        let stamp = self.stamp;
+        let Some(content) = self.files.get_mut(&file) else { return };
+        let first = (offset / PAGE_BYTES) as usize;
+        let count = data.len().div_ceil(PAGE);
+        if content.pages.len() < first + count {
+            content.pages.resize(first + count, None);
+        }
+        for place in 0..count {
+            let new = page_of(data, place);
+            let old = content.pages[first + place].clone();
+            let mixed = mix(&new, old.as_ref(), &mut keep);
+            let dirty = content.dirty.entry(first + place).or_insert(Dirty {
+                history: Vec::new(),
+                stamp,
+                poisoned: false,
+            });
+            if dirty.history.len() < HISTORY_MAX {
+                dirty.history.push(old);
+            }
+            dirty.stamp = stamp;
+            dirty.poisoned = false;
+            content.pages[first + place] = Some(mixed);
+        }
+    }
+
+    /// A barrier over one file that began when the last write was `stamp`, and that write `own` belongs to.
+    pub(super) fn barrier(&mut self, file: File, stamp: u64, own: u64) {
+        let Some(content) = self.files.get_mut(&file) else { return };
+        content
+            .dirty
+            .retain(|_, dirty| dirty.poisoned || (dirty.stamp > stamp && dirty.stamp != own));
+        let behind = content.dirty.keys().next_back().map_or(0, |page| page + 1);
+        if behind <= content.durable_pages {
+            content.durable_pages = content.pages.len();
+        }
+    }
+
+    /// A barrier that failed: what it should have covered stays lost for good, though it reads back well.
+    pub(super) fn failed_barrier(&mut self, file: File) {
+        if let Some(content) = self.files.get_mut(&file) {
+            content.dirty.values_mut().for_each(|dirty| dirty.poisoned = true);
+        }
+    }
+
+    /// Whether the bytes are sure to read back as they do now after a power cut at this moment.
+    pub(super) fn would_survive(&self, file: File, offset: u64, bytes: u64) -> bool {
+        let Some(content) = self.files.get(&file) else { return false };
+        let first = (offset / PAGE_BYTES) as usize;
+        let end = (offset + bytes).div_ceil(PAGE_BYTES) as usize;
+        end <= content.durable_pages && content.dirty.range(first..end).next().is_none()
+    }
+
+    /// Cuts the power: every sector that no barrier covers gets its fate.
+    pub(super) fn power_cut(&mut self, prng: &mut Prng) {
+        for content in self.files.values_mut() {
+            let mood = Mood::draw(prng);
+            for (place, dirty) in core::mem::take(&mut content.dirty) {
+                let current = content.pages[place].take();
+                content.pages[place] = fate(&dirty.history, current, mood, prng);
+            }
+            let (least, most) = (content.durable_pages, content.pages.len());
+            if most > least {
+                let kept = least + prng.below((most - least) as u64 + 1) as usize;
+                content.pages.truncate(kept);
+            }
+            content.durable_pages = content.pages.len();
+        }
+    }
+}
+
+/// How a power cut treats a file: the extremes must be as likely as any mixture.
+#[derive(Clone, Copy)]
+enum Mood {
+    AllOld,
+    AllNew,
+    ByPage,
+    BySector,
+    WithGarbage,
+}
+
+impl Mood {
+    fn draw(prng: &mut Prng) -> Self {
+        *prng.pick(&[Self::AllOld, Self::AllNew, Self::ByPage, Self::BySector, Self::WithGarbage])
+    }
+}
+
+fn fate(history: &[Page], current: Page, mood: Mood, prng: &mut Prng) -> Page {
+    let durable = history.first().cloned().flatten();
+    let any = |prng: &mut Prng| match prng.below(history.len() as u64 + 1) as usize {
+        at if at < history.len() => history[at].clone(),
+        _ => current.clone(),
+    };
+    match mood {
+        Mood::AllOld => durable,
+        Mood::AllNew => current,
+        Mood::ByPage => any(prng),
+        Mood::BySector | Mood::WithGarbage => {
+            let mut page = BytesMut::zeroed(PAGE);
+            for sector in page.chunks_exact_mut(SECTOR).enumerate() {
+                let (place, sector) = sector;
+                if matches!(mood, Mood::WithGarbage) && prng.chance(1, 3) {
+                    for word in sector.chunks_exact_mut(8) {
+                        word.copy_from_slice(&prng.next().to_le_bytes());
+                    }
+                } else if let Some(source) = any(prng) {
+                    sector.copy_from_slice(&source[place * SECTOR..][..SECTOR]);
+                }
+            }
+            Some(page.freeze())
+        }
+    }
+}
+
+/// The `place`th page of `data`, padded with zeros.
+fn page_of(data: &Bytes, place: usize) -> Bytes {
+    let (start, end) = (place * PAGE, ((place + 1) * PAGE).min(data.len()));
+    if end - start == PAGE {
+        return data.slice(start..end);
+    }
+    let mut page = BytesMut::zeroed(PAGE);
+    page[..end - start].copy_from_slice(&data[start..end]);
+    page.freeze()
+}
+
+fn mix(new: &Bytes, old: Option<&Bytes>, keep: &mut impl FnMut() -> bool) -> Bytes {
+    let kept: [bool; PAGE / SECTOR] = core::array::from_fn(|_| keep());
+    if kept.iter().all(|kept| *kept) {
+        return new.clone();
+    }
+    let mut page = BytesMut::from(&new[..]);
+    for (sector, _) in kept.iter().enumerate().filter(|(_, kept)| !**kept) {
+        let range = sector * SECTOR..(sector + 1) * SECTOR;
+        match old {
+            Some(old) => page[range.clone()].copy_from_slice(&old[range]),
+            None => page[range].fill(0),
+        }
+    }
+    page.freeze()
+}

@@ -1,0 +1,214 @@
+use common::SegmentId;
+use common::disk::DiskOpId;
+
+use super::*;
+
+const FILE: File = File::Segment(SegmentId(1));
+
+/// Runs a disk to its end, one request after the other, without a world.
+struct Bench {
+    disk: Disk,
+    now: Moment,
+    next_id: u64,
+}
+
+impl Bench {
+    fn new(seed: u64) -> Self {
+        let disk = Disk::new(DiskProfile::default(), Prng::new(seed));
+        Self { disk, now: Moment::ZERO, next_id: 0 }
+    }
+
+    fn submit(&mut self, lane: Lane, op: DiskOp) -> Vec<(Moment, Ticket)> {
+        self.next_id += 1;
+        let mut started = Vec::new();
+        let request = DiskRequest { id: DiskOpId(self.next_id), lane, op };
+        self.disk.submit(self.now, request, &mut started);
+        started
+    }
+
+    fn run(&mut self, op: DiskOp) -> Result<DiskOutput, DiskError> {
+        let started = self.submit(Lane::Log, op);
+        let [(at, ticket)] = started[..] else { panic!("an idle lane starts one: {started:?}") };
+        self.now = at;
+        self.disk.complete(at, ticket, &mut Vec::new()).expect("nothing crashed").result
+    }
+
+    fn write(&mut self, offset: u64, fill: u8, durable: bool) {
+        let data = Bytes::from(vec![fill; PAGE_BYTES as usize]).into();
+        self.run(DiskOp::Write { file: FILE, offset, data, durable }).unwrap();
+    }
+
+    fn page(&mut self, offset: u64) -> Bytes {
+        match self.run(DiskOp::Read { file: FILE, offset, bytes: PAGE_BYTES }).unwrap() {
+            DiskOutput::Data(data) => data,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn is_all(&mut self, offset: u64, fill: u8) -> bool {
+        self.page(offset).iter().all(|byte| *byte == fill)
+    }
+}
+
+fn ready(seed: u64) -> Bench {
+    let mut bench = Bench::new(seed);
+    bench.run(DiskOp::Create { file: FILE, bytes: 4 * PAGE_BYTES }).unwrap();
+    bench
+}
+
+#[test]
+fn what_a_barrier_covered_survives_every_power_cut() {
+    for seed in 0..200 {
+        let mut bench = ready(seed);
+        bench.write(0, 1, false);
+        bench.write(PAGE_BYTES, 2, true);
+        assert!(bench.disk.would_survive(FILE, 0, 2 * PAGE_BYTES));
+        bench.write(2 * PAGE_BYTES, 3, false);
+        assert!(!bench.disk.would_survive(FILE, 2 * PAGE_BYTES, 1));
+        bench.disk.crash(Crash::PowerCut);
+        assert!(bench.is_all(0, 1) && bench.is_all(PAGE_BYTES, 2), "seed {seed}");
+    }
+}
+
+#[test]
+fn an_unsynced_page_meets_every_fate() {
+    let (mut old, mut new, mut torn) = (0, 0, 0);
+    for seed in 0..400 {
+        let mut bench = ready(seed);
+        bench.write(0, 1, true);
+        bench.write(0, 2, false);
+        bench.disk.crash(Crash::PowerCut);
+        match (bench.is_all(0, 1), bench.is_all(0, 2)) {
+            (true, _) => old += 1,
+            (_, true) => new += 1,
+            _ => torn += 1,
+        }
+        assert!(bench.disk.would_survive(FILE, 0, PAGE_BYTES), "what a cut left stays");
+    }
+    assert!(old > 50 && new > 50 && torn > 50, "{old} {new} {torn}");
+}
+
+#[test]
+fn a_kill_keeps_the_cache_but_makes_nothing_durable() {
+    let mut bench = ready(1);
+    bench.write(0, 7, false);
+    bench.disk.crash(Crash::Kill);
+    assert!(bench.is_all(0, 7));
+    assert!(!bench.disk.would_survive(FILE, 0, PAGE_BYTES));
+}
+
+#[test]
+fn an_interrupted_write_arrives_in_parts_and_a_queued_one_not_at_all() {
+    let mut torn = 0;
+    for seed in 0..200 {
+        let mut bench = ready(seed);
+        for (offset, fill) in [(0, 1), (PAGE_BYTES, 2)] {
+            let data = Bytes::from(vec![fill; PAGE_BYTES as usize]).into();
+            let op = DiskOp::Write { file: FILE, offset, data, durable: true };
+            let _ = bench.submit(Lane::Log, op);
+        }
+        bench.disk.crash(Crash::Kill);
+        torn += u32::from(!bench.is_all(0, 0) && !bench.is_all(0, 1));
+        assert!(bench.is_all(PAGE_BYTES, 0), "the second had not begun");
+    }
+    assert!(torn > 50, "{torn}");
+}
+
+#[test]
+fn the_log_lane_is_first_in_first_out_beside_the_background() {
+    let mut bench = ready(2);
+    let create = |number| DiskOp::Create { file: File::Spare(number), bytes: 64 * PAGE_BYTES };
+    let mut events = bench.submit(Lane::Background, create(1));
+    for number in 2..6 {
+        events.extend(bench.submit(Lane::Log, create(number)));
+    }
+    assert_eq!(events.len(), 2, "one a lane runs");
+    let mut order = Vec::new();
+    while let Some(next) = events.iter().copied().min_by_key(|(at, _)| *at) {
+        events.retain(|event| *event != next);
+        let done = bench.disk.complete(next.0, next.1, &mut events).unwrap();
+        order.push(done.id.0);
+    }
+    let log: Vec<u64> = order.iter().copied().filter(|id| *id > 2).collect();
+    assert_eq!(log, [3, 4, 5, 6]);
+}
+
+#[test]
+fn a_barrier_covers_only_what_was_written_before_it_began() {
+    let mut bench = ready(3);
+    let data = |fill: u8| Bytes::from(vec![fill; PAGE_BYTES as usize]).into();
+    let barrier = bench
+        .submit(Lane::Log, DiskOp::Write { file: FILE, offset: 0, data: data(1), durable: true });
+    let beside = bench.submit(
+        Lane::Background,
+        DiskOp::Write { file: FILE, offset: PAGE_BYTES, data: data(2), durable: false },
+    );
+    bench.disk.complete(bench.now, beside[0].1, &mut Vec::new()).unwrap().result.unwrap();
+    bench.disk.complete(bench.now, barrier[0].1, &mut Vec::new()).unwrap().result.unwrap();
+    assert!(bench.disk.would_survive(FILE, 0, PAGE_BYTES));
+    assert!(!bench.disk.would_survive(FILE, PAGE_BYTES, PAGE_BYTES));
+}
+
+#[test]
+fn a_failed_barrier_loses_its_pages_for_good_though_they_read_back() {
+    let mut bench = ready(4);
+    bench.disk.fail_next_barrier();
+    let data = Bytes::from(vec![1; PAGE_BYTES as usize]).into();
+    let op = DiskOp::Write { file: FILE, offset: 0, data, durable: true };
+    assert!(matches!(bench.run(op), Err(DiskError::Io { .. })));
+    bench.write(PAGE_BYTES, 2, true);
+    assert!(bench.is_all(0, 1));
+    assert!(!bench.disk.would_survive(FILE, 0, PAGE_BYTES));
+    assert!(bench.disk.would_survive(FILE, PAGE_BYTES, PAGE_BYTES));
+}
+
+#[test]
+fn names_are_durable_when_they_complete_and_either_or_before() {
+    let (mut happened, mut not) = (0, 0);
+    for seed in 0..50 {
+        let mut bench = ready(seed);
+        let to = File::Segment(SegmentId(2));
+        let _ = bench.submit(Lane::Log, DiskOp::Rename { from: FILE, to });
+        bench.disk.crash(Crash::PowerCut);
+        match (bench.disk.platter.contains(FILE), bench.disk.platter.contains(to)) {
+            (true, false) => not += 1,
+            (false, true) => happened += 1,
+            both => panic!("{both:?}"),
+        }
+    }
+    assert!(happened > 5 && not > 5);
+}
+
+#[test]
+fn a_full_disk_refuses_only_new_files() {
+    let mut bench = ready(5);
+    bench.disk.limit(6 * PAGE_BYTES);
+    let create = |bytes| DiskOp::Create { file: File::Spare(1), bytes };
+    assert_eq!(bench.run(create(3 * PAGE_BYTES)), Err(DiskError::Full));
+    bench.write(0, 1, true);
+    bench.run(create(2 * PAGE_BYTES)).unwrap();
+    match bench.run(DiskOp::List).unwrap() {
+        DiskOutput::Listing { files, free_bytes } => {
+            assert_eq!(free_bytes, 0);
+            assert_eq!(files, [(FILE, 4 * PAGE_BYTES), (File::Spare(1), 2 * PAGE_BYTES)]);
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_meta_file_grows_and_the_growth_is_torn_until_the_barrier() {
+    let mut bench = Bench::new(6);
+    let meta = File::Meta(0);
+    bench.run(DiskOp::Create { file: meta, bytes: PAGE_BYTES }).unwrap();
+    let grow = |durable| DiskOp::Write {
+        file: meta,
+        offset: 0,
+        data: Bytes::from(vec![1; 2 * PAGE_BYTES as usize]).into(),
+        durable,
+    };
+    bench.run(grow(false)).unwrap();
+    assert!(!bench.disk.would_survive(meta, 0, 2 * PAGE_BYTES));
+    bench.run(grow(true)).unwrap();
+    assert!(bench.disk.would_survive(meta, 0, 2 * PAGE_BYTES));
+}
