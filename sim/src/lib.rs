@@ -3,5 +3,10 @@
 
 pub mod clock;
 pub mod disk;
+pub mod network;
+pub mod observe;
+pub mod process;
 pub mod random;
+pub mod register;
 pub mod trace;
+pub mod world;

@@ -1,0 +1,437 @@
+//! The simulated network: connections that break, links that delay, lose, double and reorder.
+//!
+//! ```text
+//! sender --Flight{session}--> link (latency, clog, loss, cut) --> arrive? --> receiver
+//!                              connection between two incarnations, session n
+//!                              reset: session n + 1; each side learns of it later, with PeerDown
+//! ```
+//!
+//! # Contract (the one of `common::machine`, and worse is not allowed)
+//! 1. Within one session and lane messages are in order, unless the run reorders.
+//! 2. A reset loses any suffix, in each direction on its own. Each side that used the session gets one PeerDown, and
+//!    nothing of the session after it.
+//! 3. A side that meets the next session or incarnation first gets the PeerDown of the former before it.
+//! 4. Nothing of an earlier incarnation comes once a later one has been seen.
+
+use std::collections::BTreeMap;
+
+use common::message::MessageLane;
+use common::wire::{self, Envelope};
+use common::{Endpoint, Incarnation, NodeId, Peer, Prng};
+
+use crate::clock::Moment;
+use crate::random::{Randomness, delay_ns};
+
+/// How bad a network is.
+#[derive(Clone, Debug)]
+pub struct NetworkProfile {
+    /// One-way latency's base, ns.
+    pub latency_ns: u64,
+    /// One message in a thousand takes up to this many times as long.
+    pub tail_factor: u64,
+    /// A pair's constant extra latency is drawn up to this, ns.
+    pub pair_extra_ns: u64,
+    /// Messages that are lost without a trace, in a million.
+    pub loss_ppm: u64,
+    /// Messages that arrive twice, in a million.
+    pub duplicate_ppm: u64,
+    /// Messages that leave the order of their lane, in a million.
+    pub reorder_ppm: u64,
+    /// Connections that break, in a million sends.
+    pub reset_ppm: u64,
+    /// Messages whose bytes get a flipped bit, in a million; only with `through_codec`.
+    pub bit_flip_ppm: u64,
+    /// Whether each message passes the real codec.
+    pub through_codec: bool,
+    /// A silent peer is noticed after this, ns.
+    pub idle_ns: u64,
+}
+
+impl Default for NetworkProfile {
+    fn default() -> Self {
+        Self {
+            latency_ns: 100_000,
+            tail_factor: 20,
+            pair_extra_ns: 0,
+            loss_ppm: 0,
+            duplicate_ppm: 0,
+            reorder_ppm: 0,
+            reset_ppm: 0,
+            bit_flip_ppm: 0,
+            through_codec: false,
+            idle_ns: 2_000_000_000,
+        }
+    }
+}
+
+/// A message on its way.
+#[derive(Clone, Debug)]
+pub struct Flight {
+    /// The message and its addresses as the sender wrote them.
+    pub envelope: Envelope,
+    /// The incarnation that it reaches, if it does.
+    pub to: Peer,
+    session: u64,
+    corrupt: bool,
+}
+
+/// What the network puts into the event queue.
+#[derive(Clone, Debug)]
+pub enum Traffic {
+    /// A message arrives.
+    Arrive(Flight),
+    /// One side of a connection learns that it broke.
+    Down {
+        /// Who learns it.
+        to: Peer,
+        /// Of whom.
+        peer: Peer,
+        /// Which session it was.
+        session: u64,
+    },
+}
+
+/// What becomes of a flight at its end.
+#[derive(Debug)]
+#[must_use]
+pub enum Arrival {
+    /// It reaches its receiver, after the PeerDown of the former session when there is one.
+    Deliver {
+        /// The peer whose connection the receiver must first learn to be gone.
+        down_first: Option<Peer>,
+    },
+    /// It is lost.
+    Lost,
+    /// Its bytes are damaged: the receiver closes the connection.
+    Damaged,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Contact {
+    incarnation: Incarnation,
+    session: u64,
+    open: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Connection {
+    session: u64,
+    /// Flights of earlier sessions that would arrive later than this are lost, by receiver.
+    lost_after: [Moment; 2],
+}
+
+#[derive(Clone, Debug)]
+struct Link {
+    prng: Prng,
+    extra_ns: u64,
+    clogged_until: Moment,
+    cut_until: Moment,
+    last_arrival: [Moment; 3],
+}
+
+/// All links and connections of a run.
+#[derive(Clone, Debug)]
+pub struct Network {
+    profile: NetworkProfile,
+    randomness: Randomness,
+    links: BTreeMap<(NodeId, NodeId), Link>,
+    connections: BTreeMap<(Peer, Peer), Connection>,
+    /// What each process knows of each node that it has exchanged messages with.
+    contacts: BTreeMap<(Peer, NodeId), Contact>,
+    live: BTreeMap<NodeId, Incarnation>,
+}
+
+impl Network {
+    /// A network without links; they come with the first message.
+    #[must_use]
+    pub const fn new(profile: NetworkProfile, randomness: Randomness) -> Self {
+        Self {
+            profile,
+            randomness,
+            links: BTreeMap::new(),
+            connections: BTreeMap::new(),
+            contacts: BTreeMap::new(),
+            live: BTreeMap::new(),
+        }
+    }
+
+    /// A process is there and can be reached.
+    pub fn join(&mut self, peer: Peer) {
+        let old = self.live.insert(peer.node, peer.incarnation);
+        assert!(old.is_none(), "{peer:?} joins while {old:?} lives");
+    }
+
+    /// A process is gone; those who talked to it learn it now or later.
+    pub fn leave(&mut self, now: Moment, peer: Peer, out: &mut Vec<(Moment, Traffic)>) {
+        let removed = self.live.remove(&peer.node);
+        assert_eq!(removed, Some(peer.incarnation), "{peer:?} leaves");
+        let pairs: Vec<(Peer, Peer)> =
+            self.connections.keys().filter(|(a, b)| *a == peer || *b == peer).copied().collect();
+        for (a, b) in pairs {
+            self.reset(now, a, b, out);
+        }
+        self.contacts.retain(|(local, _), _| *local != peer);
+    }
+
+    /// Sends a message from a live process.
+    pub fn send(&mut self, now: Moment, envelope: Envelope, out: &mut Vec<(Moment, Traffic)>) {
+        let from = envelope.from.peer();
+        let Some(to) = self.route(now, from, envelope.to, out) else { return };
+        let session = self.open(from, to);
+        let profile = self.profile.clone();
+        let link = self.link(from.node, to.node);
+        if link.prng.chance(profile.loss_ppm, 1_000_000) || now < link.cut_until {
+            return;
+        }
+        let corrupt = profile.through_codec && link.prng.chance(profile.bit_flip_ppm, 1_000_000);
+        let twice = link.prng.chance(profile.duplicate_ppm, 1_000_000);
+        let breaks = link.prng.chance(profile.reset_ppm, 1_000_000);
+        let lane = envelope.message.lane();
+        if twice && !corrupt {
+            let at = link.arrival(now, lane, &profile, true);
+            let flight = Flight { envelope: envelope.clone(), to, session, corrupt: false };
+            out.push((at, Traffic::Arrive(flight)));
+        }
+        let leaves_order = link.prng.chance(profile.reorder_ppm, 1_000_000);
+        let at = link.arrival(now, lane, &profile, leaves_order);
+        out.push((at, Traffic::Arrive(Flight { envelope, to, session, corrupt })));
+        if breaks {
+            self.reset(now, from, to, out);
+        }
+    }
+
+    /// A flight is at its end. The envelope may be changed to what the codec makes of it.
+    pub fn arrive(&mut self, now: Moment, flight: &mut Flight) -> Arrival {
+        let (from, to) = (flight.envelope.from.peer(), flight.to);
+        if self.live.get(&to.node) != Some(&to.incarnation) {
+            return Arrival::Lost;
+        }
+        let (key, side) = pair(from, to);
+        let connection = self.connections.entry(key).or_default();
+        if flight.session < connection.session && now > connection.lost_after[side] {
+            return Arrival::Lost;
+        }
+        let contact = self.contacts.get(&(to, from.node)).copied();
+        if contact.is_some_and(|contact| is_past(contact, from.incarnation, flight.session)) {
+            return Arrival::Lost;
+        }
+        if self.profile.through_codec && !pass_codec(flight, from, to, self.randomness) {
+            return Arrival::Damaged;
+        }
+        let new = Contact { incarnation: from.incarnation, session: flight.session, open: true };
+        self.contacts.insert((to, from.node), new);
+        let down_first = contact
+            .filter(|old| old.open)
+            .filter(|old| (old.incarnation, old.session) != (new.incarnation, new.session))
+            .map(|old| Peer { node: from.node, incarnation: old.incarnation });
+        Arrival::Deliver { down_first }
+    }
+
+    /// Whether `to` still has to be told that its session with `peer` broke; after this it has been.
+    pub fn learn_down(&mut self, to: Peer, peer: Peer, session: u64) -> bool {
+        match self.contacts.get_mut(&(to, peer.node)) {
+            Some(contact)
+                if contact.open
+                    && contact.incarnation == peer.incarnation
+                    && contact.session == session =>
+            {
+                contact.open = false;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Breaks the connection between two processes.
+    pub fn reset(&mut self, now: Moment, a: Peer, b: Peer, out: &mut Vec<(Moment, Traffic)>) {
+        let (key, _) = pair(a, b);
+        let (profile, mut prng) = (self.profile.clone(), self.link(a.node, b.node).prng.clone());
+        let connection = self.connections.entry(key).or_default();
+        let session = connection.session;
+        connection.session += 1;
+        for (side, (to, peer)) in [(key.1, key.0), (key.0, key.1)].into_iter().enumerate() {
+            connection.lost_after[side] = now.plus_ns(prng.below(4 * profile.latency_ns));
+            let noticed_ns = match prng.below(4) {
+                0 => profile.idle_ns,
+                1 => 0,
+                _ => delay_ns(&mut prng, profile.latency_ns, profile.tail_factor),
+            };
+            out.push((now.plus_ns(noticed_ns), Traffic::Down { to, peer, session }));
+        }
+        self.link(a.node, b.node).prng = prng;
+    }
+
+    /// Breaks the connections between two nodes, if there are any.
+    pub fn reset_nodes(
+        &mut self,
+        now: Moment,
+        a: NodeId,
+        b: NodeId,
+        out: &mut Vec<(Moment, Traffic)>,
+    ) {
+        if let (Some(one), Some(two)) = (self.live_peer(a), self.live_peer(b))
+            && self.connections.contains_key(&pair(one, two).0)
+        {
+            self.reset(now, one, two, out);
+        }
+    }
+
+    /// Holds everything from `from` to `to` back until a moment.
+    pub fn clog(&mut self, from: NodeId, to: NodeId, until: Moment) {
+        let link = self.link(from, to);
+        link.clogged_until = link.clogged_until.max(until);
+    }
+
+    /// Loses everything that is sent from `from` to `to` until a moment. A cut longer than the idle time also
+    /// breaks the connection.
+    pub fn cut(
+        &mut self,
+        now: Moment,
+        from: NodeId,
+        to: NodeId,
+        until: Moment,
+        out: &mut Vec<(Moment, Traffic)>,
+    ) {
+        let link = self.link(from, to);
+        link.cut_until = link.cut_until.max(until);
+        let idle = now.plus_ns(self.profile.idle_ns);
+        if idle < until
+            && let (Some(one), Some(two)) = (self.live_peer(from), self.live_peer(to))
+        {
+            self.reset(idle, one, two, out);
+        }
+    }
+
+    /// Ends all faults: what is sent from now on arrives, in order, soon.
+    pub fn calm(&mut self, now: Moment) {
+        let profile = &mut self.profile;
+        (profile.loss_ppm, profile.duplicate_ppm, profile.reorder_ppm) = (0, 0, 0);
+        (profile.reset_ppm, profile.bit_flip_ppm) = (0, 0);
+        for link in self.links.values_mut() {
+            link.clogged_until = link.clogged_until.min(now);
+            link.cut_until = link.cut_until.min(now);
+        }
+    }
+
+    fn live_peer(&self, node: NodeId) -> Option<Peer> {
+        self.live.get(&node).map(|incarnation| Peer { node, incarnation: *incarnation })
+    }
+
+    /// The incarnation that a message reaches. A former one is unreachable: whoever still holds a session with
+    /// it learns so.
+    fn route(
+        &mut self,
+        now: Moment,
+        from: Peer,
+        to: Endpoint,
+        out: &mut Vec<(Moment, Traffic)>,
+    ) -> Option<Peer> {
+        let live = self.live_peer(to.node);
+        if to.incarnation == Incarnation::ZERO {
+            return live;
+        }
+        if live == Some(to.peer()) {
+            return live;
+        }
+        if let Some(contact) = self.contacts.get(&(from, to.node))
+            && contact.open
+            && contact.incarnation == to.incarnation
+        {
+            let session = contact.session;
+            let refused = now.plus_ns(2 * self.profile.latency_ns);
+            out.push((refused, Traffic::Down { to: from, peer: to.peer(), session }));
+        }
+        None
+    }
+
+    /// The session that a message travels on; the sender knows of it from now on.
+    fn open(&mut self, from: Peer, to: Peer) -> u64 {
+        let session = self.connections.entry(pair(from, to).0).or_default().session;
+        let contact = self.contacts.entry((from, to.node)).or_insert(Contact {
+            incarnation: to.incarnation,
+            session,
+            open: true,
+        });
+        if contact.incarnation > to.incarnation {
+            return session;
+        }
+        if contact.open && contact.incarnation == to.incarnation {
+            // A session that broke without the sender's knowledge swallows what it sends.
+            return contact.session;
+        }
+        if !contact.open || contact.incarnation < to.incarnation {
+            *contact = Contact { incarnation: to.incarnation, session, open: true };
+        }
+        session
+    }
+
+    fn link(&mut self, from: NodeId, to: NodeId) -> &mut Link {
+        let (randomness, extra_max) = (self.randomness, self.profile.pair_extra_ns);
+        self.links.entry((from, to)).or_insert_with(|| {
+            let mut prng = randomness.stream("link", from.0 << 32 | to.0);
+            let extra_ns = prng.below(extra_max + 1);
+            Link {
+                prng,
+                extra_ns,
+                clogged_until: Moment::ZERO,
+                cut_until: Moment::ZERO,
+                last_arrival: [Moment::ZERO; 3],
+            }
+        })
+    }
+}
+
+impl Link {
+    fn arrival(
+        &mut self,
+        now: Moment,
+        lane: MessageLane,
+        profile: &NetworkProfile,
+        leaves_order: bool,
+    ) -> Moment {
+        let latency = delay_ns(&mut self.prng, profile.latency_ns, profile.tail_factor);
+        let at = now.max(self.clogged_until).plus_ns(latency + self.extra_ns);
+        if leaves_order {
+            return at.plus_ns(self.prng.below(20 * profile.latency_ns));
+        }
+        let last = &mut self.last_arrival[match lane {
+            MessageLane::Control => 0,
+            MessageLane::Commit => 1,
+            MessageLane::Pull => 2,
+        }];
+        *last = at.max(last.plus_ns(1));
+        *last
+    }
+}
+
+/// The pair in order, and which side of it the second is.
+fn pair(from: Peer, to: Peer) -> ((Peer, Peer), usize) {
+    assert_ne!(from.node, to.node, "a node talks to itself without the network");
+    if from < to { ((from, to), 0) } else { ((to, from), 1) }
+}
+
+fn is_past(contact: Contact, incarnation: Incarnation, session: u64) -> bool {
+    let (known, new) = ((contact.incarnation, contact.session), (incarnation, session));
+    new < known || (new == known && !contact.open)
+}
+
+/// Passes the message through its bytes; `false` when they are damaged and the receiver noticed.
+fn pass_codec(flight: &mut Flight, from: Peer, to: Peer, randomness: Randomness) -> bool {
+    let bytes = wire::encode(&flight.envelope).to_bytes();
+    if flight.corrupt {
+        let mut damaged = bytes.to_vec();
+        let at = randomness.stream("flip", damaged.len() as u64).below(bytes.len() as u64 * 8);
+        damaged[(at / 8) as usize] ^= 1 << (at % 8);
+        let result = wire::decode(&damaged.into(), from, to.node);
+        assert!(result.is_err(), "bit {at} of {} was flipped and nobody noticed", bytes.len());
+        return false;
+    }
+    let decoded = wire::decode(&bytes, from, to.node).expect("our own bytes decode");
+    assert_eq!(decoded, flight.envelope, "the codec gives back what it got");
+    flight.envelope = decoded;
+    true
+}
+
+#[cfg(test)]
+#[path = "network_tests.rs"]
+mod tests;

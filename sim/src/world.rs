@@ -1,0 +1,509 @@
+//! The world: virtual time, the event queue, and the hosts that processes live and die on.
+//!
+//! ```text
+//!            +--------------- queue of (moment, tiebreak, event) <--------------+
+//!            v                                                                  |
+//!   host {clock, disk, timers, process} --effects--> network, disk, register ---+
+//!            `--notes, observations--> happened --> oracles
+//! ```
+//!
+//! Events of one moment come in an order that the schedule's randomness draws, so that equal times are explored.
+//! Nothing here decides what goes wrong: faults are calls from outside ([`World::crash`], [`World::pause`], ...), so
+//! that a run's faults are a list that can be printed and made shorter.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+
+use common::disk::{DiskOp, DiskRequest, File};
+use common::machine::Halt;
+use common::wire::Envelope;
+use common::{Endpoint, Incarnation, Mark, NodeId, Note, Peer, Prng};
+
+use crate::clock::{Clock, Moment};
+use crate::disk::{Crash, Disk, DiskProfile, Ticket};
+use crate::network::{Arrival, Network, NetworkProfile, Traffic};
+use crate::observe::Observation;
+use crate::process::{Effect, Input, Process, Spawn, Step, TimerKey};
+use crate::random::Randomness;
+use crate::register::{Consultation, Register, RegisterProfile};
+use crate::trace::Trace;
+
+/// What a world is made of.
+#[derive(Clone, Debug, Default)]
+pub struct Profile {
+    /// The network.
+    pub network: NetworkProfile,
+    /// Every disk.
+    pub disk: DiskProfile,
+    /// The register.
+    pub register: RegisterProfile,
+    /// Clocks run off by up to this many parts in a million.
+    pub drift_ppm_max: u64,
+}
+
+/// Something that oracles want to know, with what they need to judge it at once.
+#[derive(Clone, Debug)]
+pub enum Happened {
+    /// A machine told something.
+    Note(Endpoint, Note),
+    /// A client told something.
+    Observation(Peer, Observation),
+    /// A rare branch was taken.
+    Mark(Mark),
+    /// A process ended itself.
+    Halted(Peer, Halt),
+    /// A process asked its disk for a write: where frames come to lie.
+    Wrote(NodeId, DiskRequest),
+    /// A process began.
+    Began(Peer),
+    /// A process was ended.
+    Crashed(Peer, Crash),
+}
+
+enum Event {
+    Traffic(Traffic),
+    Timer(Peer, TimerKey, u64),
+    Disk(Peer, Ticket),
+    Register(Consultation),
+    Resume(Peer),
+    Wake(u64),
+}
+
+struct Host<P> {
+    lives: u64,
+    disk: Disk,
+    life: Option<Life<P>>,
+}
+
+struct Life<P> {
+    process: P,
+    clock: Clock,
+    rng: Prng,
+    /// The number of each armed timer's last arming.
+    timers: BTreeMap<TimerKey, u64>,
+    /// Events that wait while the process is paused.
+    paused: Option<VecDeque<Input>>,
+}
+
+/// Everything that a run consists of, but for what it is judged by.
+pub struct World<S: Spawn> {
+    now: Moment,
+    queue: BinaryHeap<Reverse<(Moment, u64, u64)>>,
+    events: BTreeMap<u64, Event>,
+    next_event: u64,
+    next_arming: u64,
+    hosts: BTreeMap<NodeId, Host<S::Process>>,
+    network: Network,
+    register: Register,
+    spawn: S,
+    profile: Profile,
+    randomness: Randomness,
+    schedule: Prng,
+    trace: Trace,
+    happened: Vec<Happened>,
+    woken: Vec<u64>,
+    effects: Vec<Effect>,
+}
+
+impl<S: Spawn> World<S> {
+    /// A world without hosts.
+    pub fn new(profile: Profile, randomness: Randomness, spawn: S, with_text: bool) -> Self {
+        Self {
+            now: Moment::ZERO,
+            queue: BinaryHeap::new(),
+            events: BTreeMap::new(),
+            next_event: 0,
+            next_arming: 0,
+            hosts: BTreeMap::new(),
+            network: Network::new(profile.network.clone(), randomness),
+            register: Register::new(profile.register.clone(), randomness.stream("register", 0)),
+            spawn,
+            profile,
+            randomness,
+            schedule: randomness.stream("schedule", 0),
+            trace: Trace::new(with_text),
+            happened: Vec::new(),
+            woken: Vec::new(),
+            effects: Vec::new(),
+        }
+    }
+
+    /// Virtual time.
+    pub const fn now(&self) -> Moment {
+        self.now
+    }
+
+    /// The trace so far.
+    pub const fn trace(&self) -> &Trace {
+        &self.trace
+    }
+
+    /// Adds a line to the trace's text.
+    pub fn say(&mut self, line: impl FnOnce() -> String) {
+        self.trace.line(self.now, line);
+    }
+
+    /// What the register holds.
+    pub const fn register(&self) -> &Register {
+        &self.register
+    }
+
+    /// The register, to harm it.
+    pub const fn register_mut(&mut self) -> &mut Register {
+        &mut self.register
+    }
+
+    /// A node's disk, for oracles.
+    pub fn disk(&self, node: NodeId) -> &Disk {
+        &self.host(node).disk
+    }
+
+    /// A node's disk, to harm it.
+    pub fn disk_mut(&mut self, node: NodeId) -> &mut Disk {
+        &mut self.host_mut(node).disk
+    }
+
+    /// A live process.
+    pub fn process(&self, node: NodeId) -> Option<&S::Process> {
+        self.host(node).life.as_ref().map(|life| &life.process)
+    }
+
+    /// A node's live incarnation.
+    pub fn live(&self, node: NodeId) -> Option<Peer> {
+        let host = self.host(node);
+        host.life.as_ref().map(|_| peer(node, host.lives))
+    }
+
+    /// What has happened since the last call, in order.
+    pub fn take_happened(&mut self) -> Vec<Happened> {
+        core::mem::take(&mut self.happened)
+    }
+
+    /// The wake-ups that have come since the last call.
+    pub fn take_woken(&mut self) -> Vec<u64> {
+        core::mem::take(&mut self.woken)
+    }
+
+    /// Brings a wake-up number at a moment: how faults and phases get their turn.
+    pub fn wake(&mut self, at: Moment, number: u64) {
+        self.schedule_at(at, Event::Wake(number));
+    }
+
+    /// Starts the next life of a node.
+    pub fn start(&mut self, node: NodeId) {
+        let (profile, randomness) = (&self.profile, self.randomness);
+        let host = self.hosts.entry(node).or_insert_with(|| Host {
+            lives: 0,
+            disk: Disk::new(profile.disk.clone(), randomness.stream("disk", node.0)),
+            life: None,
+        });
+        assert!(host.life.is_none(), "{node} starts while it lives");
+        host.lives += 1;
+        let me = peer(node, host.lives);
+        let index = node.0 << 20 | host.lives;
+        let mut clock_prng = randomness.stream("clock", index);
+        let mut rng = randomness.stream("process", index);
+        host.life = Some(Life {
+            process: self.spawn.spawn(me, &mut rng),
+            clock: Clock::new(self.now, self.profile.drift_ppm_max, &mut clock_prng),
+            rng,
+            timers: BTreeMap::new(),
+            paused: None,
+        });
+        self.network.join(me);
+        self.trace.event(self.now, node.0, 1);
+        self.trace.line(self.now, || format!("{me:?} begins"));
+        self.happened.push(Happened::Began(me));
+        self.give(me, Input::Boot);
+    }
+
+    /// Ends a node's process, if it has one.
+    pub fn crash(&mut self, node: NodeId, crash: Crash) {
+        let Some(me) = self.live(node) else { return };
+        let host = self.host_mut(node);
+        host.life = None;
+        host.disk.crash(crash);
+        self.trace.event(self.now, node.0, 2);
+        self.trace.line(self.now, || format!("{me:?} ends: {crash:?}"));
+        self.happened.push(Happened::Crashed(me, crash));
+        let mut out = Vec::new();
+        self.network.leave(self.now, me, &mut out);
+        self.schedule_traffic(out);
+    }
+
+    /// Stops a node's process for a while: nothing is lost, everything is late.
+    pub fn pause(&mut self, node: NodeId, ns: u64) {
+        let Some(me) = self.live(node) else { return };
+        let life = self.host_mut(node).life.as_mut().expect("it lives");
+        if life.paused.is_none() {
+            life.paused = Some(VecDeque::new());
+            self.trace.line(self.now, || format!("{me:?} pauses"));
+            self.schedule_at(self.now.plus_ns(ns), Event::Resume(me));
+        }
+    }
+
+    /// Breaks the connection between two nodes.
+    pub fn reset(&mut self, a: NodeId, b: NodeId) {
+        self.trace.line(self.now, || format!("{a} and {b} lose their connection"));
+        let mut out = Vec::new();
+        self.network.reset_nodes(self.now, a, b, &mut out);
+        self.schedule_traffic(out);
+    }
+
+    /// Loses what is sent from one node to the other for a while.
+    pub fn cut(&mut self, from: NodeId, to: NodeId, ns: u64) {
+        self.trace.line(self.now, || format!("{from} can't reach {to} for {} ms", ns / 1_000_000));
+        let mut out = Vec::new();
+        self.network.cut(self.now, from, to, self.now.plus_ns(ns), &mut out);
+        self.schedule_traffic(out);
+    }
+
+    /// Holds back what is sent from one node to the other for a while.
+    pub fn clog(&mut self, from: NodeId, to: NodeId, ns: u64) {
+        self.trace.line(self.now, || format!("{from} to {to} is clogged {} ms", ns / 1_000_000));
+        self.network.clog(from, to, self.now.plus_ns(ns));
+    }
+
+    /// Ends all faults of network, disks and register.
+    pub fn calm(&mut self) {
+        self.network.calm(self.now);
+        self.register.calm(self.now);
+        self.hosts.values_mut().for_each(|host| host.disk.calm());
+    }
+
+    /// Carries out the next event, if there is one at or before `until`.
+    pub fn step(&mut self, until: Moment) -> bool {
+        let Some(Reverse((at, tiebreak, number))) = self.queue.peek().copied() else {
+            return false;
+        };
+        if at > until {
+            return false;
+        }
+        self.queue.pop();
+        assert!(at >= self.now, "time runs forward: {at:?} after {:?}", self.now);
+        self.now = at;
+        self.trace.word(tiebreak);
+        let event = self.events.remove(&number).expect("every queued event is there");
+        self.carry_out(event);
+        true
+    }
+
+    fn carry_out(&mut self, event: Event) {
+        match event {
+            Event::Traffic(traffic) => self.take_traffic(traffic),
+            Event::Timer(to, key, arming) => {
+                let life = self.life_mut(to);
+                if let Some(life) = life.filter(|life| life.timers.get(&key) == Some(&arming)) {
+                    life.timers.remove(&key);
+                    self.trace.event(self.now, to.node.0, 3);
+                    self.trace.word(u64::from(key.timer.0));
+                    self.give(to, Input::Timer(key));
+                }
+            }
+            Event::Disk(to, ticket) => {
+                let (now, mut started) = (self.now, Vec::new());
+                let done = self.host_mut(to.node).disk.complete(now, ticket, &mut started);
+                self.schedule_disk(to, started);
+                if let Some(completion) = done {
+                    self.trace.event(self.now, to.node.0, 4);
+                    self.trace.word(completion.id.0 << 1 | u64::from(completion.result.is_ok()));
+                    self.give(to, Input::Disk(completion));
+                }
+            }
+            Event::Register(consultation) => self.consult(consultation),
+            Event::Resume(to) => {
+                let backlog = self.life_mut(to).and_then(|life| life.paused.take());
+                self.trace.event(self.now, to.node.0, 6);
+                backlog.into_iter().flatten().for_each(|input| self.give(to, input));
+            }
+            Event::Wake(number) => self.woken.push(number),
+        }
+    }
+
+    fn take_traffic(&mut self, traffic: Traffic) {
+        match traffic {
+            Traffic::Down { to, peer, session } => {
+                if self.network.learn_down(to, peer, session) {
+                    self.give_down(to, peer);
+                }
+            }
+            Traffic::Arrive(mut flight) => match self.network.arrive(self.now, &mut flight) {
+                Arrival::Lost => {}
+                Arrival::Damaged => {
+                    let (from, mut out) = (flight.envelope.from.peer(), Vec::new());
+                    self.network.reset(self.now, from, flight.to, &mut out);
+                    self.schedule_traffic(out);
+                }
+                Arrival::Deliver { down_first } => {
+                    if let Some(peer) = down_first {
+                        self.give_down(flight.to, peer);
+                    }
+                    self.trace_message(flight.to, &flight.envelope);
+                    self.give(flight.to, Input::Message(flight.envelope));
+                }
+            },
+        }
+    }
+
+    fn give_down(&mut self, to: Peer, peer: Peer) {
+        self.trace.event(self.now, to.node.0, 5);
+        self.trace.line(self.now, || format!("{to:?} <- PeerDown({peer:?})"));
+        self.give(to, Input::PeerDown(peer));
+    }
+
+    fn trace_message(&mut self, to: Peer, envelope: &Envelope) {
+        self.trace.event(self.now, to.node.0, 0x100 | u64::from(envelope.message.number()));
+        self.trace.word(envelope.from.node.0);
+        self.trace.word(envelope.from.incarnation.0);
+        self.trace.word(envelope.epoch.0);
+        self.trace.line(self.now, || {
+            let text = format!("{:?}", envelope.message);
+            let text: String = text.chars().take(400).collect();
+            format!("{:?} <- {:?} {} {text}", envelope.to, envelope.from, envelope.epoch)
+        });
+    }
+
+    fn consult(&mut self, consultation: Consultation) {
+        let mut out = Vec::new();
+        match consultation {
+            Consultation::Reach { from, request, answered } => {
+                self.trace.event(self.now, from.node.0, 7);
+                self.register.reach(self.now, from, request, answered, &mut out);
+            }
+            Consultation::Answer { to, answer } => {
+                self.trace.event(self.now, to.node.0, 8);
+                self.trace.line(self.now, || format!("{to:?} <- register {:?}", answer.outcome));
+                self.give(to, Input::Register(answer));
+            }
+        }
+        self.schedule_register(out);
+    }
+
+    /// Gives an event to a process, if that life of it is not over, and carries out what it does.
+    fn give(&mut self, to: Peer, input: Input) {
+        let (now, mut out) = (self.now, core::mem::take(&mut self.effects));
+        let Some(life) = self.life_mut(to) else {
+            self.effects = out;
+            return;
+        };
+        if let Some(backlog) = &mut life.paused {
+            backlog.push_back(input);
+            self.effects = out;
+            return;
+        }
+        let mut step = Step {
+            now: life.clock.time(now),
+            wall: life.clock.wall(now),
+            rng: &mut life.rng,
+            me: to,
+            out: &mut out,
+        };
+        life.process.step(&mut step, input);
+        life.process.check();
+        for effect in out.drain(..) {
+            self.effect(to, effect);
+        }
+        self.effects = out;
+    }
+
+    fn effect(&mut self, me: Peer, effect: Effect) {
+        // A halt ends the process: what stands behind it in the list never happens.
+        let Some(life) = self.life_mut(me) else { return };
+        match effect {
+            Effect::Send(envelope) => {
+                let mut out = Vec::new();
+                self.network.send(self.now, envelope, &mut out);
+                self.schedule_traffic(out);
+            }
+            Effect::Arm { key, at } => {
+                let moment = life.clock.moment(at);
+                // As soon as possible is after everything that waits already.
+                let moment = moment.max(self.now.plus_ns(1));
+                self.next_arming += 1;
+                let arming = self.next_arming;
+                self.life_mut(me).expect("it lives").timers.insert(key, arming);
+                self.schedule_at(moment, Event::Timer(me, key, arming));
+            }
+            Effect::Disarm(key) => {
+                life.timers.remove(&key);
+            }
+            Effect::Disk(request) => {
+                self.trace.event(self.now, me.node.0, 9);
+                if matches!(request.op, DiskOp::Write { file: File::Segment(_), .. }) {
+                    self.happened.push(Happened::Wrote(me.node, request.clone()));
+                }
+                let (now, mut started) = (self.now, Vec::new());
+                self.host_mut(me.node).disk.submit(now, request, &mut started);
+                self.schedule_disk(me, started);
+            }
+            Effect::Register(request) => {
+                let mut out = Vec::new();
+                self.register.ask(self.now, me, request, &mut out);
+                self.schedule_register(out);
+            }
+            Effect::Halt(halt) => {
+                self.trace.line(self.now, || format!("{me:?} halts: {halt:?}"));
+                self.happened.push(Happened::Halted(me, halt));
+                self.crash(me.node, Crash::Kill);
+            }
+            Effect::Note(endpoint, note) => {
+                self.trace.event(self.now, me.node.0, 10);
+                self.trace.debug(&note);
+                self.trace.line(self.now, || format!("{endpoint:?} notes {note:?}"));
+                self.happened.push(Happened::Note(endpoint, note));
+            }
+            Effect::Mark(mark) => self.happened.push(Happened::Mark(mark)),
+            Effect::Observe(observation) => {
+                self.trace.event(self.now, me.node.0, 11);
+                self.trace.line(self.now, || format!("{me:?} observes {observation:?}"));
+                self.happened.push(Happened::Observation(me, observation));
+            }
+        }
+    }
+
+    fn schedule_at(&mut self, at: Moment, event: Event) {
+        let number = self.next_event;
+        self.next_event += 1;
+        self.events.insert(number, event);
+        self.queue.push(Reverse((at, self.schedule.next(), number)));
+    }
+
+    fn schedule_traffic(&mut self, traffic: Vec<(Moment, Traffic)>) {
+        for (at, traffic) in traffic {
+            self.schedule_at(at, Event::Traffic(traffic));
+        }
+    }
+
+    fn schedule_disk(&mut self, owner: Peer, started: Vec<(Moment, Ticket)>) {
+        for (at, ticket) in started {
+            self.schedule_at(at, Event::Disk(owner, ticket));
+        }
+    }
+
+    fn schedule_register(&mut self, consultations: Vec<(Moment, Consultation)>) {
+        for (at, consultation) in consultations {
+            self.schedule_at(at, Event::Register(consultation));
+        }
+    }
+
+    fn host(&self, node: NodeId) -> &Host<S::Process> {
+        self.hosts.get(&node).unwrap_or_else(|| panic!("no host {node}"))
+    }
+
+    fn host_mut(&mut self, node: NodeId) -> &mut Host<S::Process> {
+        self.hosts.get_mut(&node).unwrap_or_else(|| panic!("no host {node}"))
+    }
+
+    fn life_mut(&mut self, of: Peer) -> Option<&mut Life<S::Process>> {
+        let host = self.hosts.get_mut(&of.node)?;
+        if host.lives == of.incarnation.0 { host.life.as_mut() } else { None }
+    }
+}
+
+const fn peer(node: NodeId, lives: u64) -> Peer {
+    Peer { node, incarnation: Incarnation(lives) }
+}
+
+#[cfg(test)]
+#[path = "world_tests.rs"]
+mod tests;
