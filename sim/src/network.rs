@@ -12,8 +12,9 @@
 //!    nothing of the session after it.
 //! 3. A side that meets the next session or incarnation first gets the PeerDown of the former before it.
 //! 4. Nothing of an earlier incarnation comes once a later one has been seen.
+//! 5. A client's connection is an incarnation of its own: when it breaks, the client has to dial again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use common::message::MessageLane;
 use common::wire::{self, Envelope};
@@ -138,7 +139,9 @@ pub struct Network {
     connections: BTreeMap<(Peer, Peer), Connection>,
     /// What each process knows of each node that it has exchanged messages with.
     contacts: BTreeMap<(Peer, NodeId), Contact>,
-    live: BTreeMap<NodeId, Incarnation>,
+    live: BTreeMap<NodeId, BTreeSet<Incarnation>>,
+    /// Ends of connections that clients dialled.
+    dialled: BTreeSet<Peer>,
 }
 
 impl Network {
@@ -152,19 +155,42 @@ impl Network {
             connections: BTreeMap::new(),
             contacts: BTreeMap::new(),
             live: BTreeMap::new(),
+            dialled: BTreeSet::new(),
         }
     }
 
     /// A process is there and can be reached.
     pub fn join(&mut self, peer: Peer) {
-        let old = self.live.insert(peer.node, peer.incarnation);
-        assert!(old.is_none(), "{peer:?} joins while {old:?} lives");
+        let new = self.live.entry(peer.node).or_default().insert(peer.incarnation);
+        assert!(new, "{peer:?} joins a second time");
     }
 
-    /// A process is gone; those who talked to it learn it now or later.
+    /// A client's fresh connection: `client` is an incarnation that was never used before. `false` when the node
+    /// can't be reached.
+    pub fn connect(&mut self, now: Moment, client: Peer, node: Peer) -> bool {
+        let cut = self
+            .link(client.node, node.node)
+            .cut_until
+            .max(self.link(node.node, client.node).cut_until);
+        if now < cut || !self.is_live(node) {
+            return false;
+        }
+        self.join(client);
+        self.dialled.insert(client);
+        for (local, remote) in [(client, node), (node, client)] {
+            let incarnation = remote.incarnation;
+            let contact = Contact { incarnation, session: 0, open: true };
+            self.contacts.insert((local, remote.node), contact);
+        }
+        self.connections.insert(pair(client, node).0, Connection::default());
+        true
+    }
+
+    /// A process, or a client's end of a connection, is gone; those who talked to it learn it now or later.
     pub fn leave(&mut self, now: Moment, peer: Peer, out: &mut Vec<(Moment, Traffic)>) {
-        let removed = self.live.remove(&peer.node);
-        assert_eq!(removed, Some(peer.incarnation), "{peer:?} leaves");
+        let removed =
+            self.live.get_mut(&peer.node).is_some_and(|all| all.remove(&peer.incarnation));
+        assert!(removed, "{peer:?} leaves and was not there");
         let pairs: Vec<(Peer, Peer)> =
             self.connections.keys().filter(|(a, b)| *a == peer || *b == peer).copied().collect();
         for (a, b) in pairs {
@@ -177,7 +203,7 @@ impl Network {
     pub fn send(&mut self, now: Moment, envelope: Envelope, out: &mut Vec<(Moment, Traffic)>) {
         let from = envelope.from.peer();
         let Some(to) = self.route(now, from, envelope.to, out) else { return };
-        let session = self.open(from, to);
+        let Some(session) = self.open(from, to) else { return };
         let profile = self.profile.clone();
         let link = self.link(from.node, to.node);
         if link.prng.chance(profile.loss_ppm, 1_000_000) || now < link.cut_until {
@@ -203,7 +229,7 @@ impl Network {
     /// A flight is at its end. The envelope may be changed to what the codec makes of it.
     pub fn arrive(&mut self, now: Moment, flight: &mut Flight) -> Arrival {
         let (from, to) = (flight.envelope.from.peer(), flight.to);
-        if self.live.get(&to.node) != Some(&to.incarnation) {
+        if !self.is_live(to) {
             return Arrival::Lost;
         }
         let (key, side) = pair(from, to);
@@ -269,9 +295,7 @@ impl Network {
         b: NodeId,
         out: &mut Vec<(Moment, Traffic)>,
     ) {
-        if let (Some(one), Some(two)) = (self.live_peer(a), self.live_peer(b))
-            && self.connections.contains_key(&pair(one, two).0)
-        {
+        for (one, two) in self.pairs_between(a, b) {
             self.reset(now, one, two, out);
         }
     }
@@ -295,10 +319,10 @@ impl Network {
         let link = self.link(from, to);
         link.cut_until = link.cut_until.max(until);
         let idle = now.plus_ns(self.profile.idle_ns);
-        if idle < until
-            && let (Some(one), Some(two)) = (self.live_peer(from), self.live_peer(to))
-        {
-            self.reset(idle, one, two, out);
+        if idle < until {
+            for (one, two) in self.pairs_between(from, to) {
+                self.reset(idle, one, two, out);
+            }
         }
     }
 
@@ -313,8 +337,18 @@ impl Network {
         }
     }
 
-    fn live_peer(&self, node: NodeId) -> Option<Peer> {
-        self.live.get(&node).map(|incarnation| Peer { node, incarnation: *incarnation })
+    fn is_live(&self, peer: Peer) -> bool {
+        self.live.get(&peer.node).is_some_and(|all| all.contains(&peer.incarnation))
+    }
+
+    /// The connections between live processes of two nodes.
+    fn pairs_between(&self, a: NodeId, b: NodeId) -> Vec<(Peer, Peer)> {
+        let both =
+            |one: Peer, two: Peer| [one.node, two.node] == [a, b] || [one.node, two.node] == [b, a];
+        let pairs = self.connections.keys().copied();
+        pairs
+            .filter(|(one, two)| both(*one, *two) && self.is_live(*one) && self.is_live(*two))
+            .collect()
     }
 
     /// The incarnation that a message reaches. A former one is unreachable: whoever still holds a session with
@@ -326,12 +360,12 @@ impl Network {
         to: Endpoint,
         out: &mut Vec<(Moment, Traffic)>,
     ) -> Option<Peer> {
-        let live = self.live_peer(to.node);
         if to.incarnation == Incarnation::ZERO {
-            return live;
+            let newest = *self.live.get(&to.node)?.last()?;
+            return Some(Peer { node: to.node, incarnation: newest });
         }
-        if live == Some(to.peer()) {
-            return live;
+        if self.is_live(to.peer()) {
+            return Some(to.peer());
         }
         if let Some(contact) = self.contacts.get(&(from, to.node))
             && contact.open
@@ -344,25 +378,26 @@ impl Network {
         None
     }
 
-    /// The session that a message travels on; the sender knows of it from now on.
-    fn open(&mut self, from: Peer, to: Peer) -> u64 {
+    /// The session that a message travels on; the sender knows of it from now on. `None` when there is none: a
+    /// connection that was dialled has one session.
+    fn open(&mut self, from: Peer, to: Peer) -> Option<u64> {
         let session = self.connections.entry(pair(from, to).0).or_default().session;
         let contact = self.contacts.entry((from, to.node)).or_insert(Contact {
             incarnation: to.incarnation,
             session,
             open: true,
         });
-        if contact.incarnation > to.incarnation {
-            return session;
-        }
         if contact.open && contact.incarnation == to.incarnation {
             // A session that broke without the sender's knowledge swallows what it sends.
-            return contact.session;
+            return Some(contact.session);
         }
-        if !contact.open || contact.incarnation < to.incarnation {
+        if session > 0 && (self.dialled.contains(&from) || self.dialled.contains(&to)) {
+            return None;
+        }
+        if contact.incarnation <= to.incarnation {
             *contact = Contact { incarnation: to.incarnation, session, open: true };
         }
-        session
+        Some(session)
     }
 
     fn link(&mut self, from: NodeId, to: NodeId) -> &mut Link {

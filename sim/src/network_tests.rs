@@ -202,3 +202,27 @@ fn damaged_bytes_close_the_connection_and_never_get_through() {
     assert!(numbers.len() < 50 && numbers.len() > 10, "{}", numbers.len());
     assert!(numbers.windows(2).all(|pair| pair[0] < pair[1]));
 }
+
+#[test]
+fn a_dialled_connection_has_one_life() {
+    let client = Peer { node: NodeId(100), incarnation: Incarnation(2) };
+    for seed in 0..50 {
+        let mut bench = Bench::new(NetworkProfile::default(), seed);
+        assert!(bench.network.connect(bench.now, client, A));
+        bench.send(client, A, 1);
+        bench.send(A, client, 2);
+        bench.run_until(Moment(1 << 30));
+        assert_eq!((bench.numbers(A), bench.numbers(client)), (vec![1], vec![2]));
+        bench.network.reset_nodes(bench.now, A.node, client.node, &mut bench.queue);
+        bench.send(A, client, 3);
+        bench.run_until(Moment(1 << 34));
+        bench.send(A, client, 4);
+        bench.send(client, A, 5);
+        bench.run_until(Moment(1 << 36));
+        assert_eq!(bench.numbers(A), [1], "seed {seed}");
+        // The third was sent before anybody noticed: it may still be a part of the prefix.
+        assert!([&[2][..], &[2, 3]].contains(&&bench.numbers(client)[..]), "seed {seed}");
+        assert_eq!(bench.seen[&client].last(), Some(&Seen::Down(A)));
+        assert_eq!(bench.seen[&A].last(), Some(&Seen::Down(client)));
+    }
+}

@@ -7,7 +7,7 @@ use common::disk::{DiskCompletion, DiskRequest};
 use common::machine::Halt;
 use common::register::{RegisterAnswer, RegisterRequest};
 use common::wire::Envelope;
-use common::{Endpoint, Mark, Note, Peer, Prng, Role, Time, Timer, WallTime};
+use common::{Endpoint, Epoch, Mark, NodeId, Note, Peer, Prng, Role, Time, Timer, WallTime};
 
 use crate::observe::Observation;
 
@@ -16,6 +16,8 @@ use crate::observe::Observation;
 pub struct TimerKey {
     /// The machine.
     pub role: Role,
+    /// The epoch that the machine lives in; ZERO for machines that outlive epochs.
+    pub epoch: Epoch,
     /// Its timer.
     pub timer: Timer,
 }
@@ -35,6 +37,15 @@ pub enum Input {
     Disk(DiskCompletion),
     /// The register has answered.
     Register(RegisterAnswer),
+    /// A connection that was dialled is there.
+    Connected {
+        /// To whom.
+        node: Peer,
+        /// Who the process is on this connection.
+        me: Peer,
+    },
+    /// A node could not be reached.
+    DialFailed(NodeId),
 }
 
 /// What a process can do.
@@ -42,6 +53,8 @@ pub enum Input {
 pub enum Effect {
     /// Send a message to another process.
     Send(Envelope),
+    /// Connect to a node, as a client.
+    Dial(NodeId),
     /// Fire a timer; arming again moves it.
     Arm {
         /// The timer.

@@ -12,7 +12,7 @@
 //! that a run's faults are a list that can be printed and made shorter.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use common::disk::{DiskOp, DiskRequest, File};
 use common::machine::Halt;
@@ -66,6 +66,7 @@ enum Event {
     Disk(Peer, Ticket),
     Register(Consultation),
     Resume(Peer),
+    Dial(Peer, NodeId),
     Wake(u64),
 }
 
@@ -77,6 +78,9 @@ struct Host<P> {
 
 struct Life<P> {
     process: P,
+    me: Peer,
+    /// Who the process is to others: itself, and for a client each end of a connection.
+    addresses: BTreeSet<Incarnation>,
     clock: Clock,
     rng: Prng,
     /// The number of each armed timer's last arming.
@@ -170,8 +174,7 @@ impl<S: Spawn> World<S> {
 
     /// A node's live incarnation.
     pub fn live(&self, node: NodeId) -> Option<Peer> {
-        let host = self.host(node);
-        host.life.as_ref().map(|_| peer(node, host.lives))
+        self.host(node).life.as_ref().map(|life| life.me)
     }
 
     /// What has happened since the last call, in order.
@@ -204,6 +207,8 @@ impl<S: Spawn> World<S> {
         let mut clock_prng = randomness.stream("clock", index);
         let mut rng = randomness.stream("process", index);
         host.life = Some(Life {
+            me,
+            addresses: BTreeSet::from([me.incarnation]),
             process: self.spawn.spawn(me, &mut rng),
             clock: Clock::new(self.now, self.profile.drift_ppm_max, &mut clock_prng),
             rng,
@@ -219,15 +224,16 @@ impl<S: Spawn> World<S> {
 
     /// Ends a node's process, if it has one.
     pub fn crash(&mut self, node: NodeId, crash: Crash) {
-        let Some(me) = self.live(node) else { return };
         let host = self.host_mut(node);
-        host.life = None;
+        let Some(Life { me, addresses, .. }) = host.life.take() else { return };
         host.disk.crash(crash);
         self.trace.event(self.now, node.0, 2);
         self.trace.line(self.now, || format!("{me:?} ends: {crash:?}"));
         self.happened.push(Happened::Crashed(me, crash));
         let mut out = Vec::new();
-        self.network.leave(self.now, me, &mut out);
+        for incarnation in addresses {
+            self.network.leave(self.now, Peer { node, incarnation }, &mut out);
+        }
         self.schedule_traffic(out);
     }
 
@@ -316,7 +322,27 @@ impl<S: Spawn> World<S> {
                 self.trace.event(self.now, to.node.0, 6);
                 backlog.into_iter().flatten().for_each(|input| self.give(to, input));
             }
+            Event::Dial(from, node) => self.dial(from, node),
             Event::Wake(number) => self.woken.push(number),
+        }
+    }
+
+    fn dial(&mut self, from: Peer, node: NodeId) {
+        self.trace.event(self.now, from.node.0, 12);
+        if self.life_mut(from).is_none() {
+            return;
+        }
+        let host = self.host_mut(from.node);
+        let me = peer(from.node, host.lives + 1);
+        match self.live(node).filter(|to| self.network.connect(self.now, me, *to)) {
+            None => self.give(from, Input::DialFailed(node)),
+            Some(to) => {
+                self.host_mut(from.node).lives += 1;
+                let life = self.life_mut(from).expect("it lives");
+                life.addresses.insert(me.incarnation);
+                self.trace.line(self.now, || format!("{me:?} is connected to {to:?}"));
+                self.give(from, Input::Connected { node: to, me });
+            }
         }
     }
 
@@ -349,6 +375,13 @@ impl<S: Spawn> World<S> {
         self.trace.event(self.now, to.node.0, 5);
         self.trace.line(self.now, || format!("{to:?} <- PeerDown({peer:?})"));
         self.give(to, Input::PeerDown(peer));
+        // The end of a dialled connection is used once.
+        if let Some(life) = self.life_mut(to).filter(|life| life.me != to) {
+            life.addresses.remove(&to.incarnation);
+            let mut out = Vec::new();
+            self.network.leave(self.now, to, &mut out);
+            self.schedule_traffic(out);
+        }
     }
 
     fn trace_message(&mut self, to: Peer, envelope: &Envelope) {
@@ -395,13 +428,14 @@ impl<S: Spawn> World<S> {
             now: life.clock.time(now),
             wall: life.clock.wall(now),
             rng: &mut life.rng,
-            me: to,
+            me: life.me,
             out: &mut out,
         };
+        let me = life.me;
         life.process.step(&mut step, input);
         life.process.check();
         for effect in out.drain(..) {
-            self.effect(to, effect);
+            self.effect(me, effect);
         }
         self.effects = out;
     }
@@ -414,6 +448,10 @@ impl<S: Spawn> World<S> {
                 let mut out = Vec::new();
                 self.network.send(self.now, envelope, &mut out);
                 self.schedule_traffic(out);
+            }
+            Effect::Dial(node) => {
+                let at = self.now.plus_ns(4 * self.profile.network.latency_ns);
+                self.schedule_at(at, Event::Dial(me, node));
             }
             Effect::Arm { key, at } => {
                 let moment = life.clock.moment(at);
@@ -496,7 +534,7 @@ impl<S: Spawn> World<S> {
 
     fn life_mut(&mut self, of: Peer) -> Option<&mut Life<S::Process>> {
         let host = self.hosts.get_mut(&of.node)?;
-        if host.lives == of.incarnation.0 { host.life.as_mut() } else { None }
+        host.life.as_mut().filter(|life| life.addresses.contains(&of.incarnation))
     }
 }
 

@@ -15,8 +15,8 @@ struct Toy {
     last_time: Time,
 }
 
-const TICK: TimerKey = TimerKey { role: Role::Node, timer: Timer(1) };
-const NEVER: TimerKey = TimerKey { role: Role::Node, timer: Timer(2) };
+const TICK: TimerKey = TimerKey { role: Role::Node, epoch: Epoch::ZERO, timer: Timer(1) };
+const NEVER: TimerKey = TimerKey { role: Role::Node, epoch: Epoch::ZERO, timer: Timer(2) };
 
 impl Toy {
     fn say(&self, step: &mut Step<'_>, to: Endpoint, message: impl Into<Message>) {
@@ -69,7 +69,10 @@ impl Process for Toy {
                 let note = Note::Durable { epoch: Epoch(1), version: common::Version(done.id.0) };
                 step.out.push(Effect::Note(self.me.endpoint(Role::LogServer), note));
             }
-            Input::Register(_) | Input::PeerDown(_) => {}
+            Input::Register(_)
+            | Input::PeerDown(_)
+            | Input::Connected { .. }
+            | Input::DialFailed(_) => {}
         }
     }
 }
