@@ -425,3 +425,173 @@ impl RawEntry {
         raw
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn entry(stream: u64, body: &[u8]) -> BlockEntry {
+        BlockEntry {
+            stream: StreamId(stream),
+            base_offset: Offset(0x0a0b),
+            record_count: 2,
+            bytes: body.len() as u32,
+            checksum: crc32c::crc32c(body),
+        }
+    }
+
+    fn header(entries: &[BlockEntry]) -> FrameHeader {
+        FrameHeader {
+            segment: SegmentId(0x0102),
+            sequence: Sequence(0x0304),
+            previous_hash: 0x0506_0708,
+            durable_sequence: Sequence(0x0303),
+            epoch: Epoch(9),
+            previous_version: Version(0x1112),
+            version: Version(0x1314),
+            commit_time: WallTime(0x1516),
+            known_committed: Version(0x1011),
+            block_count: entries.len() as u32,
+            frame_bytes: frame_bytes(entries),
+        }
+    }
+
+    #[test]
+    fn the_bytes_of_a_head_are_frozen() {
+        let entries = [entry(20, b"123456789")];
+        let head = encode_head(&header(&entries), &entries);
+        let golden: &[&[u8]] = &[
+            b"MRFR\0\0\0\0",
+            &[1, 0, 0, 0, 0, 0, 0, 0],
+            &[2, 1, 0, 0, 0, 0, 0, 0, 4, 3, 0, 0, 0, 0, 0, 0],
+            &[8, 7, 6, 5, 1, 0, 0, 0, 177, 0, 0, 0, 0, 0, 0, 0],
+            &[3, 3, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0],
+            &[0x12, 0x11, 0, 0, 0, 0, 0, 0, 0x14, 0x13, 0, 0, 0, 0, 0, 0],
+            &[0x16, 0x15, 0, 0, 0, 0, 0, 0, 0x11, 0x10, 0, 0, 0, 0, 0, 0],
+            &[0; 32],
+            &[20, 0, 0, 0, 0, 0, 0, 0, 0x0b, 0x0a, 0, 0, 0, 0, 0, 0, 4, 3, 0, 0, 0, 0, 0, 0],
+            &[2, 0, 0, 0, 9, 0, 0, 0],
+            // The check value of crc32c.
+            &0xe306_9283_u32.to_le_bytes(),
+            &[0; 4],
+        ];
+        let mut golden = golden.concat();
+        golden[4..8].copy_from_slice(&GOLDEN_CHECKSUMS[0].to_le_bytes());
+        golden[12..16].copy_from_slice(&GOLDEN_CHECKSUMS[1].to_le_bytes());
+        golden[164..].copy_from_slice(&GOLDEN_CHECKSUMS[2].to_le_bytes());
+        assert_eq!(head, golden);
+        assert_eq!(header_hash(&head), crc32c::crc32c(&head[8..128]));
+    }
+
+    /// Header, table, entry.
+    const GOLDEN_CHECKSUMS: [u32; 3] = [0x669d_418e, 0x4867_4bc7, 0xc714_14c4];
+
+    #[test]
+    fn every_flipped_bit_of_a_frame_is_noticed() {
+        let bodies = [&b"one"[..], b"", b"three"];
+        let entries: Vec<_> =
+            bodies.iter().zip(20..).map(|(body, stream)| entry(stream, body)).collect();
+        let head = encode_head(&header(&entries), &entries);
+        let frame = [&head[..], &bodies.concat()].concat();
+        let judge = |frame: &[u8]| -> Result<(), FrameError> {
+            let (header, found) = parse_head(frame)?;
+            assert_eq!(header.frame_bytes as usize, frame.len());
+            verify_bodies(&found, &frame[head_bytes(found.len())..])
+        };
+        assert_eq!(judge(&frame), Ok(()));
+        for bit in 0..frame.len() * 8 {
+            let mut bad = frame.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            let error = judge(&bad).expect_err("a flipped bit");
+            let expected = match bit / 8 {
+                0..128 => matches!(error, FrameError::Flaw(_)),
+                128..248 => matches!(error, FrameError::TableChecksum { .. }),
+                _ => matches!(error, FrameError::Body { .. }),
+            };
+            assert!(expected, "bit {bit}: {error}");
+        }
+        for cut in 0..head.len() {
+            let need = if cut < 128 { 128 } else { 248 };
+            let short = Flaw::Short { have: cut, need };
+            assert_eq!(parse_head(&frame[..cut]), Err(short.into()));
+        }
+    }
+
+    #[test]
+    fn an_entry_is_read_without_its_header_and_for_its_frame_only() {
+        let entries = [entry(20, b"a"), entry(21, b"b")];
+        let head = encode_head(&header(&entries), &entries);
+        for (index, entry) in entries.iter().enumerate() {
+            let bytes = &head[head_bytes(index)..head_bytes(index + 1)];
+            assert_eq!(parse_entry(bytes, Sequence(0x0304)), Some(*entry));
+            assert_eq!(parse_entry(bytes, Sequence(0x0305)), None);
+            assert_eq!(parse_entry(&bytes[1..], Sequence(0x0304)), None);
+        }
+    }
+
+    #[test]
+    fn an_unknown_format_is_told_from_damage() {
+        let mut head = encode_head(&header(&[]), &[]).to_vec();
+        head[8] = 2;
+        seal(&mut head);
+        assert_eq!(parse_header(&head), Err(Flaw::Format { found: 2 }.into()));
+        assert_eq!(parse_header(&[0; 128]), Err(Flaw::Blank.into()));
+    }
+
+    #[test]
+    #[should_panic(expected = "streams do not ascend")]
+    fn a_table_out_of_order_stops_the_process() {
+        let entries = [entry(21, b"a"), entry(20, b"b")];
+        let _ = encode_head(&header(&entries), &entries);
+    }
+
+    proptest! {
+        #[test]
+        fn heads_round_trip(
+            numbers in prop::array::uniform8(1..u64::MAX),
+            previous_hash in any::<u32>(),
+            blocks in prop::collection::btree_map(any::<u64>(), (any::<u32>(), any::<u32>(), any::<u32>(), 0..u64::MAX >> 1), 0..5),
+        ) {
+            let entries: Vec<_> = blocks
+                .iter()
+                .map(|(stream, (record_count, bytes, checksum, base))| BlockEntry {
+                    stream: StreamId(*stream),
+                    base_offset: Offset(*base),
+                    record_count: *record_count,
+                    bytes: *bytes,
+                    checksum: *checksum,
+                })
+                .collect();
+            let [segment, sequence, durable, epoch, version, previous, time, committed] = numbers;
+            let written = FrameHeader {
+                segment: SegmentId(segment),
+                sequence: Sequence(sequence),
+                previous_hash,
+                durable_sequence: Sequence(durable % sequence),
+                epoch: Epoch(epoch),
+                previous_version: Version(previous % version),
+                version: Version(version),
+                commit_time: WallTime(time),
+                known_committed: Version(committed),
+                ..header(&entries)
+            };
+            let head = encode_head(&written, &entries);
+            prop_assert_eq!(parse_header(&head), Ok(written.clone()));
+            prop_assert_eq!(parse_head(&head), Ok((written, entries)));
+        }
+
+        #[test]
+        fn hostile_bytes_never_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..400), seals in any::<bool>()) {
+            if seals && bytes.len() >= 128 {
+                bytes[..4].copy_from_slice(&MAGIC);
+                bytes[8..12].copy_from_slice(&[1, 0, 0, 0]);
+                seal(&mut bytes[..128]);
+            }
+            let _ = parse_head(&bytes);
+            let _ = parse_entry(&bytes, Sequence(1));
+            let _ = resembles(&bytes, SegmentId(1), Sequence(1));
+        }
+    }
+}

@@ -281,3 +281,143 @@ impl From<&RawTrim> for StreamTrim {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn meta(generation: u64) -> Meta {
+        Meta {
+            generation,
+            node: NodeId(0x0102),
+            locked: Epoch(5),
+            epochs: vec![
+                EpochStart { epoch: Epoch(3), previous_version: Version(0x0304) },
+                EpochStart { epoch: Epoch(4), previous_version: Version(0x0506) },
+            ],
+            trims: vec![StreamTrim {
+                stream: StreamId(20),
+                through: Version(0x0708),
+                first_offset: Offset(0x090a),
+                next_offset_hint: Offset(0x0b0c),
+            }],
+            clean_shutdown: Some(Sequence(0x0d0e)),
+        }
+    }
+
+    #[test]
+    fn the_bytes_of_a_slot_are_frozen() {
+        let fields: &[&[u8]] = &[
+            b"MRMT\0\0\0\0",
+            &[1, 0, 1, 0, 0, 0, 0, 0],
+            &[6, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0],
+            &[5, 0, 0, 0, 0, 0, 0, 0, 0x0e, 0x0d, 0, 0, 0, 0, 0, 0],
+            &[2, 0, 0, 0, 1, 0, 0, 0],
+            &[0; 24],
+            &[3, 0, 0, 0, 0, 0, 0, 0, 4, 3, 0, 0, 0, 0, 0, 0],
+            &[4, 0, 0, 0, 0, 0, 0, 0, 6, 5, 0, 0, 0, 0, 0, 0],
+            &[20, 0, 0, 0, 0, 0, 0, 0, 8, 7, 0, 0, 0, 0, 0, 0],
+            &[0x0a, 9, 0, 0, 0, 0, 0, 0, 0x0c, 0x0b, 0, 0, 0, 0, 0, 0],
+        ];
+        let mut golden = fields.concat();
+        golden[4..8].copy_from_slice(&GOLDEN_CHECKSUM.to_le_bytes());
+        let slot = meta(6).encode();
+        assert_eq!(slot[..golden.len()], golden);
+        assert_eq!(slot.len(), 4096);
+        assert_eq!(meta(6).slot(), 0);
+    }
+
+    const GOLDEN_CHECKSUM: u32 = 0x760c_319b;
+
+    #[test]
+    fn the_newest_good_slot_wins() {
+        let (old, new) = (meta(6).encode(), meta(7).encode());
+        let found = |generation| MetaChoice::Found { meta: meta(generation), other: None };
+        assert_eq!(choose(&old, &new), found(7));
+        assert_eq!(choose(&new, &old), found(7));
+        assert_eq!(choose(&old, &[]), found(6));
+        assert_eq!(choose(&[0; 4096], &new), found(7));
+    }
+
+    #[test]
+    fn a_torn_write_anywhere_leaves_the_older_slot() {
+        let (old, new) = (meta(6).encode(), meta(7).encode());
+        let used = bare_bytes(2, 1);
+        for at in 0..used {
+            let mut flipped = new.to_vec();
+            flipped[at] ^= 1 << (at % 8);
+            let MetaChoice::Found { meta: found, other } = choose(&old, &flipped) else {
+                panic!("byte {at}")
+            };
+            assert_eq!((found, other.is_some()), (meta(6), true), "byte {at}");
+            assert!(matches!(choose(&flipped, &flipped), MetaChoice::Corrupt { .. }), "byte {at}");
+            assert!(matches!(choose(&[], &flipped), MetaChoice::FirstTorn { .. }), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn blank_slots_are_a_fresh_directory() {
+        assert_eq!(choose(&[], &[]), MetaChoice::Fresh);
+        assert_eq!(choose(&[0; 8192], &[0; 10]), MetaChoice::Fresh);
+    }
+
+    #[test]
+    fn a_slot_may_hold_leftovers_of_a_longer_one() {
+        let mut slot = Meta { trims: vec![], ..meta(6) }.encode().to_vec();
+        let end = bare_bytes(2, 0);
+        slot[end..].fill(0xee);
+        assert_eq!(Meta::decode(&slot), Ok(Meta { trims: vec![], ..meta(6) }));
+    }
+
+    proptest! {
+        #[test]
+        fn slots_round_trip(
+            generation in 1..u64::MAX,
+            clean in any::<Option<u64>>(),
+            epochs in prop::collection::btree_map(any::<u64>(), any::<u64>(), 0..4),
+            trims in prop::collection::btree_map(any::<u64>(), prop::array::uniform3(any::<u64>()), 0..200),
+        ) {
+            let written = Meta {
+                clean_shutdown: clean.map(Sequence),
+                epochs: epochs
+                    .into_iter()
+                    .map(|(epoch, version)| EpochStart {
+                        epoch: Epoch(epoch),
+                        previous_version: Version(version),
+                    })
+                    .collect(),
+                trims: trims
+                    .into_iter()
+                    .map(|(stream, [through, a, b])| StreamTrim {
+                        stream: StreamId(stream),
+                        through: Version(through),
+                        first_offset: Offset(a.min(b)),
+                        next_offset_hint: Offset(a.max(b)),
+                    })
+                    .collect(),
+                ..meta(generation)
+            };
+            prop_assert_eq!(Meta::decode(&written.encode()), Ok(written));
+        }
+
+        #[test]
+        fn hostile_bytes_never_panic(
+            mut bytes in prop::collection::vec(any::<u8>(), 0..300),
+            counts in (0_u32..8, 0_u32..8),
+        ) {
+            let _ = Meta::decode(&bytes);
+            if bytes.len() >= HEAD_BYTES {
+                bytes[..4].copy_from_slice(&MAGIC);
+                let _ = Meta::decode(&bytes);
+                bytes[48..52].copy_from_slice(&counts.0.to_le_bytes());
+                bytes[52..56].copy_from_slice(&counts.1.to_le_bytes());
+                let end = bare_bytes(counts.0 as usize, counts.1 as usize).min(bytes.len());
+                bytes[8..10].copy_from_slice(&[1, 0]);
+                seal(&mut bytes[..end]);
+                let _ = choose(&bytes, &bytes);
+            }
+        }
+    }
+}

@@ -26,6 +26,8 @@
 mod flaw;
 pub mod frame;
 pub mod meta;
+#[cfg(test)]
+pub(crate) mod sample;
 pub mod scan;
 pub mod segment;
 

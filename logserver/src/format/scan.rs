@@ -510,7 +510,9 @@ impl Scanner {
     }
 
     fn break_chain(&mut self, at: u64, what: FrameError, header: Option<FrameHeader>) {
+        let is_foreign = matches!(what, FrameError::OtherSegment { .. });
         let resembles = match self.window.peek(at, FRAME_HEADER_BYTES as u64) {
+            _ if is_foreign => false,
             Peek::Data(head) => frame::resembles(&head, self.start.segment, self.sequence),
             Peek::Unreadable => true,
             Peek::Wait => false,
@@ -518,7 +520,7 @@ impl Scanner {
         let is_aligned = at.is_multiple_of(PAGE_BYTES);
         let salvage = Salvage {
             streams: vec![],
-            at: Some(at + FRAME_HEADER_BYTES as u64),
+            at: (!is_foreign).then_some(at + FRAME_HEADER_BYTES as u64),
             left: header.as_ref().map(|header| header.block_count),
             misses: 0,
         };
@@ -688,3 +690,7 @@ impl Window {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "scan_tests.rs"]
+mod tests;
