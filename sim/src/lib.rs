@@ -5,6 +5,7 @@ pub mod clock;
 pub mod disk;
 pub mod network;
 pub mod observe;
+pub mod oracle;
 pub mod process;
 pub mod random;
 pub mod register;

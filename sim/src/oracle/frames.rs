@@ -1,0 +1,74 @@
+//! Where the frames of versions lie on a disk, read off the bytes that a log server writes.
+//!
+//! Only this much of the log's format is known here: a frame begins with `MRFR`, has its own length at 40, its
+//! epoch at 56 and its version at 72, all little-endian; frames of one write follow each other.
+
+use bytes::Bytes;
+use common::{Epoch, Version};
+
+const MAGIC: &[u8] = b"MRFR";
+const LENGTH_AT: usize = 40;
+const EPOCH_AT: usize = 56;
+const VERSION_AT: usize = 72;
+const HEADER_BYTES: usize = 128;
+
+/// A frame in a write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Found {
+    pub(super) epoch: Epoch,
+    pub(super) version: Version,
+    /// From the start of the write.
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+}
+
+pub(super) fn frames_in(data: &Bytes) -> Vec<Found> {
+    let (mut at, mut found) = (0_usize, Vec::new());
+    while data.len() >= at + HEADER_BYTES && data[at..].starts_with(MAGIC) {
+        let bytes = word(data, at + LENGTH_AT);
+        if bytes < HEADER_BYTES as u64 {
+            break;
+        }
+        found.push(Found {
+            epoch: Epoch(word(data, at + EPOCH_AT)),
+            version: Version(word(data, at + VERSION_AT)),
+            offset: at as u64,
+            bytes,
+        });
+        match usize::try_from(bytes).ok().and_then(|bytes| at.checked_add(bytes)) {
+            Some(next) => at = next,
+            None => break,
+        }
+    }
+    found
+}
+
+fn word(data: &Bytes, at: usize) -> u64 {
+    let bytes = data[at..at + 8].try_into().expect("eight bytes");
+    u64::from_le_bytes(bytes)
+}
+
+#[cfg(test)]
+pub(super) fn frame(epoch: u64, version: u64, bytes: usize) -> Vec<u8> {
+    let mut frame = vec![0; bytes];
+    frame[..4].copy_from_slice(MAGIC);
+    frame[LENGTH_AT..][..8].copy_from_slice(&(bytes as u64).to_le_bytes());
+    frame[EPOCH_AT..][..8].copy_from_slice(&epoch.to_le_bytes());
+    frame[VERSION_AT..][..8].copy_from_slice(&version.to_le_bytes());
+    frame
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_found_one_behind_the_other() {
+        let data = [frame(1, 7, 200), frame(1, 9, 130), vec![0; 300]].concat();
+        let found = frames_in(&Bytes::from(data));
+        assert_eq!(found.len(), 2);
+        assert_eq!((found[0].version, found[0].offset, found[0].bytes), (Version(7), 0, 200));
+        assert_eq!((found[1].version, found[1].offset, found[1].bytes), (Version(9), 200, 130));
+        assert!(frames_in(&Bytes::from(vec![0; 4096])).is_empty());
+    }
+}

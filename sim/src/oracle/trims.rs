@@ -1,0 +1,81 @@
+//! I13: trims are persisted before data goes, never go back, and never reach further than somebody asked.
+
+use std::collections::BTreeMap;
+
+use common::{Endpoint, NodeId, Note, Offset, StreamId, Version};
+
+use super::{Judged, demand};
+use crate::observe::Observation;
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Trims {
+    asked: BTreeMap<StreamId, Version>,
+    /// What clients were told is persisted.
+    told: BTreeMap<StreamId, (Version, Offset)>,
+    persisted: BTreeMap<(NodeId, StreamId), (Version, Offset)>,
+}
+
+impl Trims {
+    pub(super) fn note(&mut self, from: Endpoint, note: &Note) -> Judged {
+        match note {
+            Note::Trimmed { stream, through, first_offset } if !stream.is_system() => {
+                let asked = self.asked.get(stream).copied().unwrap_or_default();
+                demand!(
+                    "I13.asked",
+                    *through <= asked,
+                    "{from:?} trims {stream} to {through}, asked was {asked}"
+                );
+                let new = (*through, *first_offset);
+                let old = self.persisted.insert((from.node, *stream), new).unwrap_or_default();
+                let forward = old.0 <= new.0 && old.1 <= new.1;
+                demand!(
+                    "I13.backwards",
+                    forward,
+                    "{from:?} trims {stream} from {old:?} to {new:?}"
+                );
+                Ok(())
+            }
+            Note::Recycled { last_version, streams } => {
+                for (stream, last) in streams.iter().filter(|(stream, _)| !stream.is_system()) {
+                    let key = (from.node, *stream);
+                    let (trimmed, _) = self.persisted.get(&key).copied().unwrap_or_default();
+                    demand!(
+                        "I13.recycled",
+                        *last <= trimmed,
+                        "{from:?} drops {last} of {stream}, trimmed to {trimmed} (segment up to {last_version})"
+                    );
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn observe(&mut self, observation: &Observation) -> Judged {
+        match observation {
+            Observation::AskedTrim { stream, through } => {
+                let asked = self.asked.entry(*stream).or_default();
+                *asked = (*asked).max(*through);
+            }
+            Observation::GotTrim { stream, through, first_offset } => {
+                let told = self.told.entry(*stream).or_default();
+                *told = (told.0.max(*through), told.1.max(*first_offset));
+            }
+            Observation::Described { stream, first_offset, next_offset, trimmed_through } => {
+                let told = self.told.get(stream).copied().unwrap_or_default();
+                demand!(
+                    "I13.forgotten",
+                    *trimmed_through >= told.0,
+                    "{stream} is trimmed to {trimmed_through}, but {told:?} was promised"
+                );
+                demand!(
+                    "I13.offsets",
+                    first_offset <= next_offset,
+                    "{stream}: first {first_offset}, next {next_offset}"
+                );
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
