@@ -1,0 +1,243 @@
+//! Pushing: every log server gets every version of this proxy, in chain order, with the blocks that it holds.
+//!
+//! ```text
+//!  blocks        IDS  s16  s17                        placement::holders says who holds a stream
+//!  server 0      IDS       s17    durable 20  ack     KCV = 18, the minimum:
+//!  server 1      IDS  s16         durable 18  ack     all at or below it are committed (I3)
+//!  server 2           s16  s17    durable 25  ack     a block's first offset is the same on both (I12)
+//! ```
+//!
+//! A batch waits for its turn, and while it would be more than LIFE ahead of the known committed version: what lies
+//! above a recovery version is thus never far above it. The version right behind the known committed one is always
+//! pushed, since nothing else could move it. A push is sent again to the servers that have not answered.
+
+use bytes::Bytes;
+use common::message::{Announce, CommitOutcome, Durable, LogState, Push, PushAck, PushBlock};
+use common::{Cx, Endpoint, NodeId, Offset, Payload, StreamId, Time, Version, placement};
+
+use crate::Proxy;
+use crate::batch::{Pair, Phase};
+use crate::blocks::assemble;
+use crate::door::lane_broken;
+
+/// What the proxy knows of a log server.
+#[derive(Clone, Debug)]
+pub(crate) struct LogServer {
+    pub(crate) endpoint: Endpoint,
+    /// Inclusive.
+    pub(crate) durable: Version,
+    pub(crate) state: LogState,
+    /// When it was last heard.
+    pub(crate) heard_at: Time,
+}
+
+impl LogServer {
+    pub(crate) const fn new(endpoint: Endpoint, recovery_version: Version) -> Self {
+        Self { endpoint, durable: recovery_version, state: LogState::Open, heard_at: Time::ZERO }
+    }
+}
+
+/// A batch at the log servers.
+#[derive(Clone, Debug)]
+pub(crate) struct Pushed {
+    blocks: Vec<PushBlock>,
+    bodies: Vec<Bytes>,
+    /// For each block, from the first acknowledgement on.
+    base_offsets: Vec<Option<Offset>>,
+    servers: Vec<ServerShare>,
+}
+
+/// One log server's part of a push.
+#[derive(Clone, Debug)]
+struct ServerShare {
+    /// Places of the blocks that it holds.
+    blocks: Vec<usize>,
+    is_acknowledged: bool,
+}
+
+impl Pushed {
+    /// Whether the server at `place` has said all that there is to say. Nothing lies there for an empty push.
+    pub(crate) fn has(&self, place: usize, durable: Version, version: Version) -> bool {
+        let share = &self.servers[place];
+        durable >= version && (share.is_acknowledged || share.blocks.is_empty())
+    }
+
+    /// The offset of the record that has `ordinal` records of the batch in front of it.
+    pub(crate) fn offset(&self, stream: StreamId, ordinal: u32) -> Offset {
+        let block = self.blocks.binary_search_by_key(&stream, |block| block.stream);
+        let block = block.expect("each section of a committed transaction has its block");
+        let base = self.base_offsets[block].expect("every holder has acknowledged");
+        base.plus(u64::from(ordinal))
+    }
+}
+
+impl Proxy {
+    /// Pushes what has its verdicts, strictly in the order of the numbers.
+    pub(crate) fn push_ready(&mut self, cx: &mut Cx<'_>) {
+        for place in 0..self.batches.len() {
+            let batch = &self.batches[place];
+            if batch.pushed.is_some() {
+                continue;
+            }
+            let (Phase::Pushing, Some(pair)) = (batch.phase, batch.pair) else { return };
+            if self.is_too_far_ahead(cx, pair) {
+                return;
+            }
+            self.decide_lanes(cx, place);
+            self.push(cx, place, pair);
+        }
+    }
+
+    /// Whether the version must wait until more is known committed.
+    pub(crate) fn is_too_far_ahead(&self, cx: &Cx<'_>, pair: Pair) -> bool {
+        pair.previous > self.known_committed
+            && pair.version > self.known_committed.plus(cx.knobs.life_versions)
+    }
+
+    /// Whatever fails breaks its lane for all behind it, in this batch and in later ones.
+    fn decide_lanes(&mut self, cx: &mut Cx<'_>, place: usize) {
+        for index in 0..self.batches[place].transactions.len() {
+            let transaction = &self.batches[place].transactions[index];
+            let is_broken = self.is_lane_broken(transaction);
+            let (client, request) = (transaction.client, transaction.request.request);
+            let lane = transaction.request.lane;
+            let transaction = &mut self.batches[place].transactions[index];
+            if is_broken && transaction.failed.is_none() {
+                transaction.failed = Some(lane_broken());
+            }
+            if let (Some(order), true) = (lane, transaction.failed.is_some()) {
+                self.break_lane(cx, client, order, request);
+            }
+        }
+    }
+
+    fn push(&mut self, cx: &mut Cx<'_>, place: usize, pair: Pair) {
+        let nodes: Vec<NodeId> =
+            self.log_servers.iter().map(|server| server.endpoint.node).collect();
+        let batch = &mut self.batches[place];
+        let (blocks, bodies): (Vec<PushBlock>, Vec<Bytes>) =
+            assemble(&mut batch.transactions).into_iter().unzip();
+        let mut servers =
+            vec![ServerShare { blocks: Vec::new(), is_acknowledged: false }; nodes.len()];
+        for (block, entry) in blocks.iter().enumerate() {
+            for holder in placement::holders(entry.stream, &nodes, self.plan.replication) {
+                servers[holder].blocks.push(block);
+            }
+        }
+        let base_offsets = vec![None; blocks.len()];
+        batch.pushed = Some(Pushed { blocks, bodies, base_offsets, servers });
+        batch.since = cx.now;
+        batch.sent_at = cx.now;
+        assert!(pair.version > self.known_committed, "{} is pushed twice", pair.version);
+        for server in 0..self.log_servers.len() {
+            self.push_to(cx, place, server);
+        }
+    }
+
+    pub(crate) fn push_to(&self, cx: &mut Cx<'_>, place: usize, server: usize) {
+        let answered = self.answered_by(server);
+        let batch = &self.batches[place];
+        let (Some(pair), Some(pushed)) = (batch.pair, &batch.pushed) else {
+            unreachable!("batch {} has been assembled", batch.number)
+        };
+        assert!(answered < pair.version, "{answered} is behind {}", pair.version);
+        let share = &pushed.servers[server];
+        let mut payload = Payload::new();
+        share.blocks.iter().for_each(|block| payload.push(pushed.bodies[*block].clone()));
+        let message = Push {
+            previous_version: pair.previous,
+            version: pair.version,
+            commit_time: pair.commit_time,
+            known_committed: self.known_committed,
+            answered,
+            blocks: share.blocks.iter().map(|block| pushed.blocks[*block]).collect(),
+            payload,
+        };
+        cx.send(self.log_servers[server].endpoint, self.plan.epoch, message);
+    }
+
+    /// The servers that a pushed batch still waits for.
+    pub(crate) fn silent_servers(&self, place: usize) -> Vec<usize> {
+        let batch = &self.batches[place];
+        let (Some(version), Some(pushed)) = (batch.version(), &batch.pushed) else {
+            return Vec::new();
+        };
+        let servers = self.log_servers.iter().enumerate();
+        servers
+            .filter(|(server, state)| !pushed.has(*server, state.durable, version))
+            .map(|(server, _)| server)
+            .collect()
+    }
+
+    fn answered_by(&self, server: usize) -> Version {
+        let durable = self.log_servers[server].durable;
+        self.answered_through(|batch| {
+            let (version, pushed) = (batch.version(), batch.pushed.as_ref());
+            version
+                .zip(pushed)
+                .is_some_and(|(version, pushed)| pushed.has(server, durable, version))
+        })
+    }
+
+    pub(crate) fn handle_durable(&mut self, cx: &mut Cx<'_>, from: Endpoint, durable: Durable) {
+        let Some(server) = self.log_server_place(from) else { return };
+        self.log_servers[server].state = durable.state;
+        self.raise_durable(cx, server, durable.durable);
+        for ack in durable.acks {
+            assert!(ack.version <= durable.durable, "I7: {ack:?} above {}", durable.durable);
+            self.acknowledge(cx, server, ack);
+        }
+    }
+
+    /// Takes in how far a server is durable, and with it what is known committed everywhere.
+    pub(crate) fn raise_durable(&mut self, cx: &Cx<'_>, server: usize, durable: Version) {
+        let state = &mut self.log_servers[server];
+        state.heard_at = cx.now;
+        state.durable = state.durable.max(durable);
+        let known = self.log_servers.iter().map(|server| server.durable).min();
+        let known = known.expect("an epoch has log servers");
+        assert!(known >= self.known_committed, "KCV {} -> {known}", self.known_committed);
+        self.known_committed = known;
+    }
+
+    /// Where the blocks of a push lie on a server: the same place on all that hold a stream (I12).
+    fn acknowledge(&mut self, cx: &mut Cx<'_>, server: usize, ack: PushAck) {
+        let Some(place) = self.batch_place(ack.version) else { return };
+        let Some(pushed) = &mut self.batches[place].pushed else {
+            unreachable!("{} was acknowledged and never pushed", ack.version)
+        };
+        let share = &mut pushed.servers[server];
+        assert_eq!(ack.base_offsets.len(), share.blocks.len(), "{ack:?} for {:?}", share.blocks);
+        share.is_acknowledged = true;
+        for (block, offset) in share.blocks.iter().zip(ack.base_offsets) {
+            let known = pushed.base_offsets[*block].replace(offset);
+            if known.is_some_and(|known| known != offset) {
+                let stream = pushed.blocks[*block].stream;
+                let detail = format!(
+                    "{stream} at {}: {known:?} and, on server {server}, {offset}",
+                    ack.version
+                );
+                cx.halt("offset_divergence", detail);
+            }
+        }
+    }
+
+    /// Tells the log servers at once what the last batch of a burst made known: nothing else would, soon.
+    pub(crate) fn announce(&self, cx: &mut Cx<'_>) {
+        for server in &self.log_servers {
+            let announce = Announce { known_committed: self.known_committed };
+            cx.send(server.endpoint, self.plan.epoch, announce);
+        }
+    }
+
+    /// Whether the oldest batch is durable everywhere and all its blocks' places are known.
+    pub(crate) fn is_oldest_durable(&self) -> bool {
+        let is_pushed = self.batches.front().is_some_and(|batch| batch.pushed.is_some());
+        is_pushed && self.silent_servers(0).is_empty()
+    }
+}
+
+/// Whether an outcome is the good one.
+pub(crate) const fn is_committed(outcome: &CommitOutcome) -> bool {
+    matches!(outcome, CommitOutcome::Committed { .. })
+}

@@ -1,0 +1,145 @@
+//! Ordered lanes: decided in order, and broken for all that follows.
+
+use common::Code;
+use common::message::CommitReply;
+
+use super::*;
+
+fn codes(world: &World, numbers: impl IntoIterator<Item = u64>) -> Vec<Option<Code>> {
+    let outcomes = numbers.into_iter().map(|number| world.outcome(client(0), RequestId(number)));
+    outcomes
+        .map(|outcome| match outcome.expect("an outcome") {
+            CommitOutcome::Committed { .. } => None,
+            CommitOutcome::Refused(refusal) => Some(refusal.code()),
+            CommitOutcome::Conflict { .. } => Some(Code::Conflict),
+            CommitOutcome::TooOld { .. } => Some(Code::TooOld),
+        })
+        .collect()
+}
+
+#[test]
+fn early_ones_wait_and_positions_follow_the_sequence() {
+    let mut world = World::serving(one(), Knobs::small(), CALM, 1);
+    for sequence in [3, 1, 2] {
+        world.send(client(0), 0, in_lane(append(10 + sequence, "x"), 1, sequence));
+    }
+    world.run_for(50);
+    assert!(world.refusals(client(0)).is_empty());
+    assert_eq!(world.status(0).pending_count, 3);
+    world.send(client(0), 0, in_lane(append(10, "x"), 1, 0));
+    world.run_for(50);
+    let positions: Vec<_> = (10..14)
+        .map(|number| match world.outcome(client(0), RequestId(number)) {
+            Some(CommitOutcome::Committed { position, .. }) => position,
+            other => panic!("{number}: {other:?}"),
+        })
+        .collect();
+    assert!(positions.is_sorted());
+}
+
+#[test]
+fn one_that_fails_takes_down_those_behind_it_in_every_phase() {
+    let knobs = Knobs { batch_transactions_max: 1, batches_in_flight_max: 2, ..Knobs::small() };
+    let mut world = World::serving(one(), knobs, CALM, 1);
+    let write = CommitRequest { writes: points(&["k"]), ..request(1) };
+    assert!(matches!(world.settle(client(0), 0, &write), CommitOutcome::Committed { .. }));
+    world.cut.push((None, None, "Resolved"));
+    // 2 commits; 3 conflicts; 4 is in a later batch, 5 gathers, 7 waits for 6.
+    for (number, sequence) in [(2, 0), (3, 1), (4, 2), (5, 3), (7, 5)] {
+        let mut next = in_lane(append(number, "x"), 1, sequence);
+        if number == 3 {
+            next.reads = points(&["k"]);
+        }
+        world.send(client(0), 0, next);
+        world.run_for(1);
+    }
+    assert_eq!(world.status(0).batches.len(), 2);
+    let other = in_lane(append(8, "another lane"), 2, 0);
+    world.send(client(0), 0, other);
+    world.cut.clear();
+    world.run_for(500);
+    let broken = Some(Code::LaneBroken);
+    assert_eq!(
+        codes(&world, [2, 3, 4, 5, 7, 8]),
+        [None, Some(Code::Conflict), broken, broken, broken, None]
+    );
+    world.send(client(0), 0, in_lane(append(9, "after all"), 1, 4));
+    world.run_for(50);
+    assert_eq!(codes(&world, [9]), [broken]);
+    assert!(world.marks.contains(&Mark::LaneBroken));
+}
+
+#[test]
+fn a_refusal_at_the_door_breaks_the_lane_as_well() {
+    let mut world = World::serving(one(), Knobs::small(), CALM, 1);
+    let bad = CommitRequest { reads: points(&["\u{ff}"]), ..append(2, "x") };
+    let bad = CommitRequest { writes: Ranges::from_ranges([KeyRange::point(&[0xff])]), ..bad };
+    world.send(client(0), 0, in_lane(bad, 1, 1));
+    world.run_for(20);
+    world.send(client(0), 0, in_lane(append(3, "behind"), 1, 2));
+    world.send(client(0), 0, in_lane(append(1, "in front"), 1, 0));
+    world.run_for(50);
+    assert_eq!(codes(&world, 1..=3), [None, Some(Code::SystemKey), Some(Code::LaneBroken)]);
+}
+
+#[test]
+fn a_place_is_taken_once() {
+    let mut world = World::serving(one(), Knobs::small(), CALM, 1);
+    for (number, sequence) in [(1, 0), (2, 2), (3, 0), (4, 2)] {
+        world.send(client(0), 0, in_lane(append(number, "x"), number % 2, sequence));
+        world.run_for(20);
+    }
+    // 2 waits for its predecessors in lane 0 and is not refused; 4 wanted its place.
+    assert_eq!(codes(&world, [1, 3, 4]), [None, Some(Code::Malformed), Some(Code::Malformed)]);
+    assert_eq!(world.status(0).pending_count, 1);
+}
+
+#[test]
+fn a_lane_waits_at_the_gate_and_holds_up_nobody_else() {
+    let mut world = World::serving(one(), Knobs::small(), CALM, 1);
+    world.cut.push((None, None, "Pulled"));
+    let _ = world.settle(client(1), 0, &append(1, "the view falls behind"));
+    let mut creation = create(1, "second", StreamId(30));
+    creation.read_version = world.read_version(client(0), 0, 100);
+    world.send(client(0), 0, in_lane(creation, 1, 0));
+    world.run_for(5);
+    let used = with_records(request(2), &[(STREAM, vec![Record::append("x")])]);
+    world.send(client(0), 0, in_lane(used, 1, 1));
+    world.send(client(0), 0, append(3, "nobody else"));
+    world.run_for(50);
+    assert_eq!(world.outcome(client(0), RequestId(2)), None);
+    assert_eq!(codes(&world, [3]), [None]);
+    assert_eq!(world.status(0).catalog_waiting_count, 1);
+    world.cut.clear();
+    world.run_for(500);
+    assert_eq!(codes(&world, [1, 2]), [None, None]);
+}
+
+#[test]
+fn a_broken_lane_is_forgotten_when_nothing_of_it_can_come() {
+    let knobs = Knobs { client_requests_max: 16, ..Knobs::small() };
+    let mut world = World::serving(one(), knobs, CALM, 1);
+    let mut number = 0;
+    // Many more lanes than a client may have at a time, each broken after its first commit.
+    for lane in 0..64 {
+        for (sequence, read_version) in [(0, RTV), (1, RV)] {
+            number += 1;
+            let reads = points(&["k"]);
+            let answered_below = RequestId(number);
+            let next = CommitRequest { reads, answered_below, read_version, ..append(number, "x") };
+            let outcome = world.settle(client(0), 0, &in_lane(next, lane, sequence));
+            let is_limit = matches!(
+                &outcome,
+                CommitOutcome::Refused(refusal) if refusal.code() == Code::LimitExceeded
+            );
+            assert!(!is_limit, "lane {lane}: {outcome:?}");
+        }
+    }
+    let replies = world.told.iter().filter(|(_, _, message)| {
+        matches!(
+            message,
+            Message::CommitReply(CommitReply { outcome: CommitOutcome::TooOld { .. }, .. })
+        )
+    });
+    assert!(replies.count() >= 64);
+}
