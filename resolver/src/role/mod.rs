@@ -26,10 +26,12 @@ mod tests;
 use std::collections::BTreeMap;
 
 use common::message::{EpochPlan, Resolve, ResolveTransaction, Resolved, Verdict};
-use common::{Cx, Endpoint, Epoch, Event, Knobs, Mark, Message, Note, Offer, Ordered, Version};
+use common::{Cx, Endpoint, Epoch, Event, Mark, Message, Note, Offer, Ordered, Role, Version};
 
 use crate::conflict::{Candidate, ConflictSet, Decided};
 
+/// Batches that wait, at most, whatever the knob `resolves_waiting_max` says.
+const WAITING_MAX: usize = 1 << 16;
 /// Entries that eviction looks at after a batch while the set is over its memory.
 const EVICTION_ENTRIES_UNDER_PRESSURE: usize = 1 << 16;
 
@@ -44,6 +46,7 @@ struct Waiting {
 #[derive(Clone, Debug)]
 pub struct Resolver {
     epoch: Epoch,
+    index: u8,
     recovery_version: Version,
     chain: Ordered<Waiting>,
     set: ConflictSet,
@@ -77,19 +80,27 @@ pub struct ResolverStatus {
 }
 
 impl Resolver {
-    /// A resolver of `plan` with an empty set.
+    /// The resolver of share `index` of `plan`, with an empty set.
     #[must_use]
-    pub fn new(plan: &EpochPlan, knobs: &Knobs) -> Self {
+    pub fn new(plan: &EpochPlan, index: u8) -> Self {
         plan.check();
+        let shares = plan.resolvers.len();
+        assert!(usize::from(index) < shares, "resolver {index} of {shares}");
         Self {
             epoch: plan.epoch,
+            index,
             recovery_version: plan.recovery_version,
-            chain: Ordered::new(plan.recovery_version, knobs.resolves_waiting_max as usize),
+            chain: Ordered::new(plan.recovery_version, WAITING_MAX),
             set: ConflictSet::new(plan.recovery_version),
             replies: plan.proxies.iter().map(|proxy| (*proxy, BTreeMap::new())).collect(),
             is_under_pressure: false,
             overflow_count: 0,
         }
+    }
+
+    /// Nothing to arm: a resolver only answers.
+    pub fn start(&self, cx: &mut Cx<'_>) {
+        assert_eq!(cx.me.role, Role::Resolver(self.index), "{:?} begins another's role", cx.me);
     }
 
     /// Takes one event. Everything but a batch of this epoch is ignored.
@@ -111,6 +122,15 @@ impl Resolver {
         let Some(replies) = self.replies.get_mut(&from) else { return };
         *replies = replies.split_off(&answered.plus(1));
 
+        let is_next = previous_version == self.chain.at();
+        let is_behind = version <= self.chain.at();
+        if self.chain.waiting_count() as u64 >= cx.knobs.resolves_waiting_max
+            && !is_next
+            && !is_behind
+        {
+            self.overflow_count += 1;
+            return;
+        }
         match self.chain.offer(previous_version, version, Waiting { from, transactions }) {
             Offer::Next => self.decide_ready(cx),
             Offer::Early => cx.mark(Mark::ResolveEarly),

@@ -3,7 +3,8 @@ use std::collections::BTreeSet;
 use common::machine::Output;
 use common::message::{ResolverShare, Verdict};
 use common::{
-    FENCE_JUMP_VERSIONS, Incarnation, KeyRange, NodeId, Peer, Prng, Ranges, Role, Time, WallTime,
+    FENCE_JUMP_VERSIONS, Incarnation, KeyRange, Knobs, NodeId, Peer, Prng, Ranges, Role, Time,
+    WallTime,
 };
 
 use super::*;
@@ -43,7 +44,7 @@ struct World {
 
 impl World {
     fn new(knobs: Knobs) -> Self {
-        let resolver = Resolver::new(&plan(), &knobs);
+        let resolver = Resolver::new(&plan(), 0);
         Self { resolver, knobs, rng: Prng::new(1), marks: BTreeSet::new(), decided: vec![] }
     }
 

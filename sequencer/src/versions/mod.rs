@@ -26,7 +26,7 @@ use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
 
 use common::message::{EpochPlan, VersionReply, VersionRequest};
-use common::{Cx, Endpoint, Epoch, Event, Mark, Message, Note, Time, Version};
+use common::{Cx, Endpoint, Epoch, Event, Mark, Message, Note, Role, Time, Version};
 
 /// Requests of one proxy that wait for an earlier one, at most.
 pub const REQUESTS_EARLY_MAX: usize = 1024;
@@ -94,16 +94,22 @@ pub struct SequencerStatus {
 impl Sequencer {
     /// The sequencer of `plan`.
     #[must_use]
-    pub fn new(plan: &EpochPlan, now: Time) -> Self {
+    pub fn new(plan: &EpochPlan) -> Self {
         plan.check();
         Self {
             epoch: plan.epoch,
             recovery_version: plan.recovery_version,
             first_version: plan.first_version,
             last: plan.recovery_version,
-            last_at: now,
+            last_at: Time::ZERO,
             askers: plan.proxies.iter().map(|proxy| (*proxy, Asker::default())).collect(),
         }
+    }
+
+    /// Nothing to arm: a sequencer only answers.
+    pub fn start(&mut self, cx: &mut Cx<'_>) {
+        assert_eq!(cx.me.role, Role::Sequencer, "{:?} begins another's role", cx.me);
+        self.last_at = cx.now;
     }
 
     /// Takes one event. Everything but a version request of this epoch is ignored.
@@ -218,7 +224,9 @@ impl Sequencer {
             last_version: self.last,
             last_at: self.last_at,
             proxies: proxies
-                .map(|(proxy, asker)| (*proxy, asker.served, asker.early.len(), asker.replies.len()))
+                .map(|(proxy, asker)| {
+                    (*proxy, asker.served, asker.early.len(), asker.replies.len())
+                })
                 .collect(),
         }
     }

@@ -1,8 +1,6 @@
 use common::machine::Output;
 use common::message::ResolverShare;
-use common::{
-    FENCE_JUMP_VERSIONS, Incarnation, Knobs, NodeId, Peer, Prng, Role, WallTime,
-};
+use common::{FENCE_JUMP_VERSIONS, Incarnation, Knobs, NodeId, Peer, Prng, WallTime};
 
 use super::*;
 
@@ -37,12 +35,18 @@ struct World {
 
 impl World {
     fn new(proxies: u8) -> Self {
-        let sequencer = Sequencer::new(&plan(proxies), Time::ZERO);
+        let sequencer = Sequencer::new(&plan(proxies));
         let (knobs, rng) = (Knobs::default(), Prng::new(1));
         Self { sequencer, now: Time::ZERO, knobs, rng, marks: BTreeSet::new(), notes: vec![] }
     }
 
-    fn ask_in(&mut self, epoch: Epoch, from: Endpoint, number: u64, answered: u64) -> Vec<VersionReply> {
+    fn ask_in(
+        &mut self,
+        epoch: Epoch,
+        from: Endpoint,
+        number: u64,
+        answered: u64,
+    ) -> Vec<VersionReply> {
         let mut out = Vec::new();
         let mut cx = Cx {
             now: self.now,
@@ -146,7 +150,8 @@ fn whatever_the_network_does_the_pairs_form_one_chain() {
         let mut got: Vec<BTreeMap<u64, VersionReply>> = vec![BTreeMap::new(); 3];
         for _ in 0..300 {
             let place = prng.below(3) as usize;
-            let answered = (1..).take_while(|number| got[place].contains_key(number)).count() as u64;
+            let answered =
+                (1..).take_while(|number| got[place].contains_key(number)).count() as u64;
             let number = answered + 1 + prng.below(4);
             world.now = world.now.plus(Duration::from_nanos(prng.below(5_000)));
             for reply in world.ask(proxies[place], number, answered) {
