@@ -1,0 +1,253 @@
+//! The role around the log: who may write, what may be read.
+//!
+//! ```text
+//! proxy  --Push, Announce, Confirm-->   push     chain order, acknowledgements, known committed version
+//! leader --Lock, Recruit, Serve----->   epoch    which epoch may write here
+//! client --Pull--------------------->   pull     whole versions up to the served limit
+//! client --Trim, Describe----------->   trim
+//! client --FindId------------------->   ids      what became of a transaction
+//! disk   --completions-------------->   crate::log
+//! ```
+//!
+//! # Epochs
+//! ```text
+//! opening -> locked <-----------------------. Lock of a newer epoch, or a restart
+//!               | Recruit, persisted        |
+//!               v                           |
+//!            recruited --Serve--> confirmed-'
+//! ```
+//! Between `Recruit` and `Serve` the epoch may still come to nothing: its leader can die before the generation
+//! is in the register, and the next one can choose a lower recovery version. So what the epoch claims to be
+//! committed, its recovery version included, counts for consumers only after `Serve` (I10, I11).
+//!
+//! # Versions, ascending
+//! ```text
+//! trims <= served limit = min(known committed, durable) <= durable <= last accepted
+//! ```
+//! `known committed <= durable` does not hold: proxies may know more of this server's flushes than it has heard
+//! back from its disk after a restart of the view, so the minimum is taken wherever it matters.
+
+mod epoch;
+mod ids;
+mod pull;
+mod push;
+mod status;
+#[cfg(test)]
+mod tests;
+mod trim;
+
+pub use status::{LogStatus, Standing};
+
+use common::message::{Message, Refused};
+use common::{Code, Cx, Endpoint, Epoch, Event, NodeId, Note, Refusal, RequestId, Timer, Version};
+
+use crate::log::{Log, LogEvent};
+use epoch::{Generation, Takeover};
+use ids::Ids;
+use pull::Pulls;
+use trim::Trims;
+
+/// Tries to make spare segments again.
+pub(crate) const SPARES: Timer = Timer(0);
+/// A waiting pull has waited long enough.
+const PULLS: Timer = Timer(1);
+/// A waiting question after an id has waited long enough.
+const FINDS: Timer = Timer(2);
+
+/// The log server: a machine that keeps the log of its node.
+#[derive(Clone, Debug)]
+pub struct LogServer {
+    log: Log,
+    /// The epoch that was recruited here in this life of the process, even if it is locked by now.
+    generation: Option<Generation>,
+    /// Pushes of older epochs are refused. At least what is persisted.
+    locked: Epoch,
+    /// A lock or a recruitment that waits for the disk.
+    takeover: Option<Takeover>,
+    pulls: Pulls,
+    trims: Trims,
+    ids: Ids,
+}
+
+impl LogServer {
+    /// The log server of `node`, closed.
+    #[must_use]
+    pub fn new(node: NodeId) -> Self {
+        Self {
+            log: Log::new(node),
+            generation: None,
+            locked: Epoch::ZERO,
+            takeover: None,
+            pulls: Pulls::default(),
+            trims: Trims::default(),
+            ids: Ids::default(),
+        }
+    }
+
+    /// Reads the directory. Until that is done, requests are refused or left to be sent again.
+    pub fn open(&mut self, cx: &mut Cx<'_>) {
+        self.log.open(cx);
+    }
+
+    /// Takes one event in.
+    pub fn step(&mut self, cx: &mut Cx<'_>, event: Event) {
+        let limit_before = self.served_limit();
+        match event {
+            Event::Message { from, epoch, message } => {
+                self.handle_message(cx, from, epoch, message)
+            }
+            Event::Timer(SPARES) => self.log.handle_spares_timer(cx),
+            Event::Timer(PULLS) => self.handle_pulls_timer(cx),
+            Event::Timer(FINDS) => self.handle_finds_timer(cx),
+            Event::Timer(timer) => panic!("{timer:?} is no timer of a log server"),
+            Event::Disk(completion) => {
+                for event in self.log.handle_disk(cx, completion) {
+                    self.handle_log(cx, event);
+                }
+            }
+            Event::Register(_) => {}
+            Event::PeerDown(peer) => self.pulls.forget(peer),
+        }
+        self.take_pushes(cx);
+        self.log.pump(cx);
+        self.progress_takeover(cx);
+        self.progress_trims(cx);
+        self.handle_limit(cx, limit_before);
+        self.log.pump(cx);
+        self.arm_timers(cx);
+    }
+
+    /// Writes out what was accepted, notes that the stop was clean, and halts with the reason `stopped`.
+    /// Nothing is accepted from here on.
+    pub fn shut_down(&mut self, cx: &mut Cx<'_>) {
+        if let Some(generation) = &mut self.generation {
+            generation.end();
+        }
+        self.log.shut_down(cx);
+    }
+
+    /// The state's ordering chain; stops the process where it doesn't hold.
+    pub fn check(&self) {
+        self.log.check();
+        self.pulls.check();
+        if let Some(generation) = &self.generation {
+            generation.check(&self.log, self.locked);
+        }
+        assert!(
+            self.locked >= self.log.locked(),
+            "a lock is never forgotten: {} is persisted, {} holds",
+            self.log.locked(),
+            self.locked
+        );
+        assert!(
+            self.log.durable() <= self.log.last(),
+            "I7: {} is durable of {}",
+            self.log.durable(),
+            self.log.last()
+        );
+    }
+
+    /// The costly part of [`LogServer::check`].
+    #[cfg(test)]
+    pub(crate) fn check_index(&self) {
+        self.log.check_index();
+    }
+
+    /// The highest version that consumers may see (I11).
+    fn served_limit(&self) -> Version {
+        self.log.known_committed().min(self.log.durable())
+    }
+
+    /// The epoch that this server speaks for.
+    fn epoch(&self) -> Epoch {
+        self.generation.as_ref().map_or(Epoch::ZERO, |generation| generation.epoch())
+    }
+
+    fn handle_message(&mut self, cx: &mut Cx<'_>, from: Endpoint, epoch: Epoch, message: Message) {
+        if !self.log.is_open() {
+            return self.refuse_while_closed(cx, from, &message);
+        }
+        match message {
+            Message::Push(push) => self.handle_push(cx, from, epoch, push),
+            Message::Announce(announce) => self.handle_announce(epoch, announce),
+            Message::Confirm(confirm) => self.handle_confirm(cx, from, epoch, confirm),
+            Message::Lock(_) => self.handle_lock(cx, from, epoch),
+            Message::Recruit(recruit) => self.handle_recruit(cx, from, recruit),
+            Message::Serve(serve) => self.handle_serve(&serve),
+            Message::Pull(pull) => self.handle_pull(cx, from, pull),
+            Message::Trim(trim) => self.handle_trim(cx, from, trim),
+            Message::Describe(describe) => self.handle_describe(cx, from, describe),
+            Message::FindId(find) => self.handle_find_id(cx, from, find),
+            Message::Refused(_) => {}
+            other => {
+                let code = Code::NotHere;
+                self.refuse(cx, from, RequestId::ZERO, code, format!("no {} here", other.name()));
+            }
+        }
+    }
+
+    /// Clients are told; roles send again until they are answered.
+    fn refuse_while_closed(&self, cx: &mut Cx<'_>, from: Endpoint, message: &Message) {
+        let request = match message {
+            Message::Pull(pull) => pull.request,
+            Message::Trim(trim) => trim.request,
+            Message::Describe(describe) => describe.request,
+            Message::FindId(find) => find.request,
+            _ => return,
+        };
+        self.refuse(cx, from, request, Code::Recovering, "the log is being opened");
+    }
+
+    fn handle_log(&mut self, cx: &mut Cx<'_>, event: LogEvent) {
+        match event {
+            LogEvent::Opened => self.handle_opened(),
+            LogEvent::IdBlock { version, commit_time, body } => {
+                self.enter_ids(cx, version, commit_time, &body);
+            }
+            LogEvent::Flushed => self.announce_durable(cx),
+            LogEvent::StateChanged => self.announce_state(cx),
+            LogEvent::Read { id, result } => self.handle_read(cx, id, result),
+        }
+    }
+
+    fn handle_opened(&mut self) {
+        assert!(self.generation.is_none(), "a log is opened once");
+        // A restarted server is locked for every epoch that it has seen: what it accepted and did not flush is
+        // lost, so it can't go on in that epoch's chain.
+        let seen = self.log.epoch();
+        let above_seen = if seen == Epoch::ZERO { seen } else { seen.plus(1) };
+        self.locked = self.log.locked().max(above_seen);
+    }
+
+    /// What follows from a higher served limit.
+    fn handle_limit(&mut self, cx: &mut Cx<'_>, before: Version) {
+        let limit = self.served_limit();
+        if limit > before && self.log.is_open() {
+            self.wake_pulls(cx, limit);
+            self.wake_finds(cx, limit);
+            self.forget_old_ids(cx, limit);
+        }
+    }
+
+    fn arm_timers(&mut self, cx: &mut Cx<'_>) {
+        self.pulls.arm(cx);
+        self.ids.arm(cx);
+    }
+
+    fn refuse(
+        &self,
+        cx: &mut Cx<'_>,
+        to: Endpoint,
+        request: RequestId,
+        code: Code,
+        detail: impl Into<String>,
+    ) {
+        cx.note(Note::Refused { code });
+        let retry_after_ms = if code == Code::Overloaded { OVERLOADED_RETRY_MS } else { 0 };
+        let refusal = Refusal::later(code, detail, retry_after_ms);
+        cx.send(to, self.epoch(), Refused { request, refusal });
+    }
+}
+
+/// When to come again after a queue was full, ms.
+const OVERLOADED_RETRY_MS: u32 = 50;

@@ -1,0 +1,3 @@
+//! The role on a disk in memory.
+
+mod push;

@@ -1,0 +1,297 @@
+//! A disk in memory: volatile until a barrier, torn by a crash.
+//!
+//! ```text
+//! request --> lane log --------.
+//!             lane background --+--> complete(prng): one of the fronts, or any read
+//!             reads -----------'
+//! page:  durable | written, written, ...       a barrier makes the last one durable
+//!        crash:  one of them, or a mix of sectors of the last two
+//! ```
+
+use std::collections::{BTreeMap, VecDeque};
+
+use bytes::Bytes;
+use common::Prng;
+use common::disk::{
+    DiskCompletion, DiskError, DiskOp, DiskOutput, DiskRequest, File, Lane, PAGE_BYTES,
+};
+
+const PAGE: usize = PAGE_BYTES as usize;
+const SECTOR: usize = 512;
+
+#[derive(Clone, Debug, Default)]
+struct FileState {
+    durable: Vec<u8>,
+    /// By page: what was written since the last barrier.
+    written: BTreeMap<usize, Vec<Bytes>>,
+}
+
+/// A disk in memory.
+#[derive(Clone, Debug)]
+pub struct MemoryDisk {
+    files: BTreeMap<File, FileState>,
+    log_lane: VecDeque<DiskRequest>,
+    background_lane: VecDeque<DiskRequest>,
+    reads: Vec<DiskRequest>,
+    capacity_bytes: u64,
+    /// The write of that many requests from now fails.
+    fail_write_in: Option<u64>,
+}
+
+impl MemoryDisk {
+    /// An empty disk with room for files of `capacity_bytes`.
+    #[must_use]
+    pub const fn new(capacity_bytes: u64) -> Self {
+        Self {
+            files: BTreeMap::new(),
+            log_lane: VecDeque::new(),
+            background_lane: VecDeque::new(),
+            reads: Vec::new(),
+            capacity_bytes,
+            fail_write_in: None,
+        }
+    }
+
+    /// Changes how much room there is.
+    pub const fn set_capacity(&mut self, capacity_bytes: u64) {
+        self.capacity_bytes = capacity_bytes;
+    }
+
+    /// Lets the write after `count` more ones fail.
+    pub const fn fail_write_in(&mut self, count: u64) {
+        self.fail_write_in = Some(count);
+    }
+
+    /// Takes a request.
+    pub fn request(&mut self, request: DiskRequest) {
+        match (&request.op, request.lane) {
+            (DiskOp::Read { .. } | DiskOp::List, _) => self.reads.push(request),
+            (_, Lane::Log) => self.log_lane.push_back(request),
+            (_, Lane::Background) => self.background_lane.push_back(request),
+        }
+    }
+
+    /// Whether nothing waits.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.log_lane.is_empty() && self.background_lane.is_empty() && self.reads.is_empty()
+    }
+
+    /// Requests that wait on the log lane.
+    #[must_use]
+    pub fn log_lane_len(&self) -> usize {
+        self.log_lane.len()
+    }
+
+    /// Carries out one of the requests that may be next.
+    pub fn complete(&mut self, prng: &mut Prng) -> Option<DiskCompletion> {
+        let lanes = [!self.log_lane.is_empty(), !self.background_lane.is_empty()];
+        let lane_count = lanes.iter().filter(|lane| **lane).count();
+        let total = lane_count + self.reads.len();
+        if total == 0 {
+            return None;
+        }
+        let pick = prng.below(total as u64) as usize;
+        let request = if pick >= lane_count {
+            self.reads.swap_remove(pick - lane_count)
+        } else if pick == 0 && lanes[0] {
+            self.log_lane.pop_front()?
+        } else {
+            self.background_lane.pop_front()?
+        };
+        Some(DiskCompletion { id: request.id, result: self.carry_out(request.op) })
+    }
+
+    fn carry_out(&mut self, op: DiskOp) -> Result<DiskOutput, DiskError> {
+        match op {
+            DiskOp::List => {
+                let files = self.files.iter().map(|(file, state)| (*file, state.len())).collect();
+                Ok(DiskOutput::Listing { files, free_bytes: self.free_bytes() })
+            }
+            DiskOp::Create { file, bytes } => {
+                let replaced = self.files.get(&file).map_or(0, FileState::len);
+                if bytes > self.free_bytes() + replaced {
+                    return Err(DiskError::Full);
+                }
+                self.files.insert(file, FileState::zeros(bytes));
+                Ok(DiskOutput::Done)
+            }
+            DiskOp::Rename { from, to } => {
+                let state = self.files.remove(&from).ok_or(DiskError::NotFound(from))?;
+                self.files.insert(to, state);
+                Ok(DiskOutput::Done)
+            }
+            DiskOp::Remove { file } => {
+                self.files.remove(&file).ok_or(DiskError::NotFound(file))?;
+                Ok(DiskOutput::Done)
+            }
+            DiskOp::Read { file, offset, bytes } => {
+                assert!(offset.is_multiple_of(PAGE_BYTES) && bytes.is_multiple_of(PAGE_BYTES));
+                let state = self.files.get(&file).ok_or(DiskError::NotFound(file))?;
+                Ok(DiskOutput::Data(state.read(offset, bytes)))
+            }
+            DiskOp::Write { file, offset, data, durable } => {
+                if let Some(left) = &mut self.fail_write_in {
+                    if *left == 0 {
+                        return Err(DiskError::Io { detail: "write: planted".to_owned() });
+                    }
+                    *left -= 1;
+                }
+                let can_grow = matches!(file, File::Meta(_));
+                let state = self.files.get_mut(&file).ok_or(DiskError::NotFound(file))?;
+                state.write(offset, &data.contiguous(), can_grow);
+                if durable {
+                    state.sync();
+                }
+                Ok(DiskOutput::Done)
+            }
+        }
+    }
+
+    fn free_bytes(&self) -> u64 {
+        let used: u64 = self.files.values().map(FileState::len).sum();
+        self.capacity_bytes.saturating_sub(used)
+    }
+
+    /// A power cut: what waits is carried out in part or not at all, what was not synced is kept, lost or torn
+    /// page by page.
+    pub fn crash(&mut self, prng: &mut Prng) {
+        for lane in
+            [core::mem::take(&mut self.log_lane), core::mem::take(&mut self.background_lane)]
+        {
+            // Only the front of a lane can have begun.
+            if let Some(request) = lane.into_iter().next()
+                && prng.chance(2, 3)
+            {
+                self.begin(request.op, prng);
+            }
+        }
+        self.reads.clear();
+        self.fail_write_in = None;
+        self.files.values_mut().for_each(|state| state.crash(prng));
+    }
+
+    fn begin(&mut self, op: DiskOp, prng: &mut Prng) {
+        match op {
+            DiskOp::Create { file, bytes } => {
+                let bytes = prng.between(0, bytes / PAGE_BYTES) * PAGE_BYTES;
+                if bytes <= self.free_bytes() {
+                    self.files.insert(file, FileState::zeros(bytes));
+                }
+            }
+            DiskOp::Write { file, offset, data, .. } => {
+                let can_grow = matches!(file, File::Meta(_));
+                if let Some(state) = self.files.get_mut(&file) {
+                    state.write(offset, &data.contiguous(), can_grow);
+                }
+            }
+            op => {
+                let _ = self.carry_out(op);
+            }
+        }
+    }
+
+    /// All files and their lengths.
+    pub fn files(&self) -> impl Iterator<Item = (File, u64)> {
+        self.files.iter().map(|(file, state)| (*file, state.len()))
+    }
+
+    /// Rot: changes one durable byte.
+    pub fn flip(&mut self, file: File, at: u64) {
+        let state = self.files.get_mut(&file).expect("the file exists");
+        assert!(state.written.is_empty(), "{file:?} is not synced");
+        state.durable[at as usize] ^= 0x5a;
+    }
+
+    /// Somebody removed the file.
+    pub fn lose(&mut self, file: File) {
+        self.files.remove(&file).expect("the file exists");
+    }
+}
+
+impl FileState {
+    fn zeros(bytes: u64) -> Self {
+        Self { durable: vec![0; bytes as usize], written: BTreeMap::new() }
+    }
+
+    fn len(&self) -> u64 {
+        let written = self.written.keys().next_back().map_or(0, |page| (page + 1) * PAGE);
+        self.durable.len().max(written) as u64
+    }
+
+    fn page(&self, page: usize) -> Bytes {
+        if let Some(last) = self.written.get(&page).and_then(|versions| versions.last()) {
+            return last.clone();
+        }
+        let start = (page * PAGE).min(self.durable.len());
+        let end = (start + PAGE).min(self.durable.len());
+        let mut bytes = self.durable[start..end].to_vec();
+        bytes.resize(PAGE, 0);
+        bytes.into()
+    }
+
+    fn read(&self, offset: u64, bytes: u64) -> Bytes {
+        let end = (offset + bytes).min(self.len());
+        let pages = (offset / PAGE_BYTES) as usize..end.div_ceil(PAGE_BYTES) as usize;
+        let mut out = Vec::with_capacity(bytes as usize);
+        pages.for_each(|page| out.extend_from_slice(&self.page(page)));
+        out.into()
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8], can_grow: bool) {
+        assert!(offset.is_multiple_of(PAGE_BYTES), "a write at {offset}");
+        let end = offset + data.len() as u64;
+        assert!(can_grow || end <= self.len(), "a write up to {end} of {}", self.len());
+        for (place, chunk) in data.chunks(PAGE).enumerate() {
+            let mut page = chunk.to_vec();
+            page.resize(PAGE, 0);
+            let versions = self.written.entry(offset as usize / PAGE + place).or_default();
+            versions.push(page.into());
+        }
+    }
+
+    fn sync(&mut self) {
+        for (page, versions) in core::mem::take(&mut self.written) {
+            let last = versions.last().expect("a written page has a version");
+            self.put(page, last);
+        }
+    }
+
+    fn put(&mut self, page: usize, bytes: &[u8]) {
+        let (start, end) = (page * PAGE, (page + 1) * PAGE);
+        if self.durable.len() < end {
+            self.durable.resize(end, 0);
+        }
+        self.durable[start..end].copy_from_slice(bytes);
+    }
+
+    fn crash(&mut self, prng: &mut Prng) {
+        for (page, versions) in core::mem::take(&mut self.written) {
+            let last = versions.last().expect("a written page has a version").clone();
+            match prng.below(4) {
+                0 => {}
+                1 => {
+                    let torn = self.torn(page, &last, prng);
+                    self.put(page, &torn);
+                }
+                _ => {
+                    let version = prng.pick(&versions).clone();
+                    self.put(page, &version);
+                }
+            }
+        }
+    }
+
+    fn torn(&self, page: usize, new: &[u8], prng: &mut Prng) -> Vec<u8> {
+        let start = (page * PAGE).min(self.durable.len());
+        let end = (start + PAGE).min(self.durable.len());
+        let mut bytes = self.durable[start..end].to_vec();
+        bytes.resize(PAGE, 0);
+        for (old, new) in bytes.chunks_mut(SECTOR).zip(new.chunks(SECTOR)) {
+            if prng.chance(1, 2) {
+                old.copy_from_slice(new);
+            }
+        }
+        bytes
+    }
+}
