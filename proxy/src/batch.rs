@@ -83,6 +83,8 @@ pub(crate) struct Batch {
     pub(crate) pair: Option<Pair>,
     /// In Resolving and after.
     pub(crate) resolution: Option<Resolution>,
+    /// Its push would be too far ahead of what is known committed.
+    pub(crate) is_held: bool,
     /// In Pushing, once its turn has come.
     pub(crate) pushed: Option<Pushed>,
 }
@@ -109,6 +111,8 @@ pub(crate) struct Gathering {
     is_armed: bool,
     /// The burst of what gathers is over.
     is_due: bool,
+    /// It would have closed if the pipeline had had room.
+    is_held: bool,
     pub(crate) closed_at: Time,
 }
 
@@ -139,9 +143,12 @@ impl Proxy {
                 return;
             }
             if self.batches.len() as u64 >= cx.knobs.batches_in_flight_max {
-                cx.mark(Mark::PipelineFull);
+                if !core::mem::replace(&mut self.gathering.is_held, true) {
+                    cx.mark(Mark::PipelineFull);
+                }
                 return;
             }
+            self.gathering.is_held = false;
             if is_full {
                 cx.mark(Mark::BatchFull);
             }
@@ -189,6 +196,7 @@ impl Proxy {
             transactions,
             pair: None,
             resolution: None,
+            is_held: false,
             pushed: None,
         });
         self.ask_version(cx, number);

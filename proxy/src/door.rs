@@ -63,6 +63,8 @@ struct Client {
     pending: BTreeSet<RequestId>,
     settled: BTreeMap<RequestId, CommitOutcome>,
     lanes: BTreeMap<u64, Lane>,
+    /// How many of the lanes are broken.
+    broken_count: usize,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -88,15 +90,23 @@ impl Client {
         self.is_gone = false;
         self.answered_below = self.answered_below.max(answered_below);
         self.settled = self.settled.split_off(&self.answered_below);
+        if self.broken_count > 0 {
+            self.forget_lanes(request);
+        }
+    }
+
+    /// Forgets the broken lanes of which nothing can come any more, at `request`.
+    fn forget_lanes(&mut self, request: RequestId) {
         let answered_below = self.answered_below;
-        self.lanes.retain(|_, lane| {
-            let Some(broken) = &mut lane.broken else { return true };
-            if answered_below > broken.request {
+        let before = self.lanes.len();
+        self.lanes.retain(|_, lane| match &mut lane.broken {
+            Some(broken) if answered_below > broken.request => {
                 let closed_by = *broken.closed_by.get_or_insert(request);
-                return answered_below < closed_by;
+                answered_below < closed_by
             }
-            true
+            _ => true,
         });
+        self.broken_count -= before - self.lanes.len();
     }
 }
 
@@ -320,6 +330,7 @@ impl Proxy {
             return;
         }
         cx.mark(Mark::LaneBroken);
+        state.broken_count += usize::from(lane.broken.is_none());
         lane.broken = Some(Broken { sequence: order.sequence, request, closed_by: None });
         let behind = order.sequence.saturating_add(1);
         for transaction in lane.waiting.split_off(&behind).into_values() {
@@ -395,6 +406,8 @@ impl Proxy {
         for (client, state) in &self.door.clients {
             let is_old = |settled: &RequestId| *settled < state.answered_below;
             assert!(!state.settled.keys().any(is_old), "I15: {client:?} keeps what is answered");
+            let broken = state.lanes.values().filter(|lane| lane.broken.is_some()).count();
+            assert_eq!(broken, state.broken_count, "broken lanes of {client:?}");
         }
     }
 }

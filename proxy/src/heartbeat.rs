@@ -5,7 +5,7 @@
 
 use core::time::Duration;
 
-use common::{Cx, Mark, Version};
+use common::{Cx, Mark};
 
 use crate::batch::Phase;
 use crate::read_version::Asker;
@@ -65,21 +65,21 @@ impl Proxy {
                     self.ask_resolver(cx, place, resolver);
                 }
             }
-            Phase::Pushing if batch.pushed.is_some() => {
-                for server in self.silent_servers(place) {
-                    cx.mark(Mark::Retransmit);
-                    self.push_to(cx, place, server);
+            Phase::Pushing => match (&batch.pushed, batch.version()) {
+                (Some(pushed), Some(version)) => {
+                    let silent: Vec<usize> = self.silent_servers(pushed, version).collect();
+                    for server in silent {
+                        cx.mark(Mark::Retransmit);
+                        self.push_to(cx, place, server);
+                    }
                 }
-            }
-            // Others' commits move the known committed version, but what was said of them may be lost.
-            Phase::Pushing if self.is_stalled(cx, place) => self.reads.ask(Asker::Stalled),
-            Phase::Batching | Phase::Versioning | Phase::Pushing | Phase::Replying => {}
+                // Others' commits move the known committed version, but what was said of them may be lost.
+                _ if batch.is_held && self.reads.waiting_count() == 0 => {
+                    self.reads.ask(Asker::Stalled);
+                }
+                _ => {}
+            },
+            Phase::Batching | Phase::Versioning | Phase::Replying => {}
         }
-    }
-
-    fn is_stalled(&self, cx: &Cx<'_>, place: usize) -> bool {
-        let pair = self.batches[place].pair.expect("a pushing batch has its version");
-        assert!(pair.version > Version::ZERO, "versions begin above zero");
-        self.is_too_far_ahead(cx, pair) && self.reads.waiting_count() == 0
     }
 }

@@ -164,7 +164,7 @@ impl Proxy {
             Message::Confirmed(confirmed) => self.handle_confirmed(cx, from, confirmed),
             Message::Pulled(pulled) => self.handle_pulled(cx, from, pulled),
             Message::Refused(refused) => self.handle_refused(cx, from, refused.refusal.code()),
-            Message::Serve(serve) => {
+            Message::Serve(serve) if from == self.plan.leader => {
                 assert_eq!(serve.plan, self.plan, "an epoch has one plan");
                 self.is_serving = true;
             }

@@ -80,7 +80,9 @@ impl Proxy {
                 continue;
             }
             let (Phase::Pushing, Some(pair)) = (batch.phase, batch.pair) else { return };
-            if self.is_too_far_ahead(cx, pair) {
+            let is_held = self.is_too_far_ahead(cx, pair);
+            self.batches[place].is_held = is_held;
+            if is_held {
                 return;
             }
             self.decide_lanes(cx, place);
@@ -89,7 +91,7 @@ impl Proxy {
     }
 
     /// Whether the version must wait until more is known committed.
-    pub(crate) fn is_too_far_ahead(&self, cx: &Cx<'_>, pair: Pair) -> bool {
+    fn is_too_far_ahead(&self, cx: &Cx<'_>, pair: Pair) -> bool {
         pair.previous > self.known_committed
             && pair.version > self.known_committed.plus(cx.knobs.life_versions)
     }
@@ -157,16 +159,15 @@ impl Proxy {
     }
 
     /// The servers that a pushed batch still waits for.
-    pub(crate) fn silent_servers(&self, place: usize) -> Vec<usize> {
-        let batch = &self.batches[place];
-        let (Some(version), Some(pushed)) = (batch.version(), &batch.pushed) else {
-            return Vec::new();
-        };
+    pub(crate) fn silent_servers<'a>(
+        &'a self,
+        pushed: &'a Pushed,
+        version: Version,
+    ) -> impl Iterator<Item = usize> + 'a {
         let servers = self.log_servers.iter().enumerate();
         servers
-            .filter(|(server, state)| !pushed.has(*server, state.durable, version))
+            .filter(move |(server, state)| !pushed.has(*server, state.durable, version))
             .map(|(server, _)| server)
-            .collect()
     }
 
     fn answered_by(&self, server: usize) -> Version {
@@ -232,8 +233,11 @@ impl Proxy {
 
     /// Whether the oldest batch is durable everywhere and all its blocks' places are known.
     pub(crate) fn is_oldest_durable(&self) -> bool {
-        let is_pushed = self.batches.front().is_some_and(|batch| batch.pushed.is_some());
-        is_pushed && self.silent_servers(0).is_empty()
+        let Some(oldest) = self.batches.front() else { return false };
+        let (Some(version), Some(pushed)) = (oldest.version(), &oldest.pushed) else {
+            return false;
+        };
+        self.silent_servers(pushed, version).next().is_none()
     }
 }
 

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! To the client's ranges the proxy adds the key of the idempotency id, then those of the streams that the transaction
-//! creates, as reads and as writes. In a report, the index behind the client's last range stands for the id; the keys of
+//! creates, as reads and as writes; so a transaction with one of these needs a read version even if it reads nothing. In a report, the index behind the client's last range stands for the id; the keys of
 //! streams are left out.
 //!
 //! A resolver that found no conflict remembers the writes even when another one refused, or when the transaction falls
@@ -26,16 +26,7 @@ use crate::batch::{Pair, Phase, Transaction};
 /// A batch at the resolvers.
 #[derive(Clone, Debug)]
 pub(crate) struct Resolution {
-    /// What each resolver was asked, and how its read indexes translate; dropped once all have answered.
-    asked: Vec<Asked>,
     verdicts: Gather<usize, Vec<Verdict>>,
-}
-
-#[derive(Clone, Debug)]
-struct Asked {
-    message: Resolve,
-    /// For each transaction: the index of each read among all its reads.
-    read_indexes: Vec<Vec<u32>>,
 }
 
 impl Resolution {
@@ -63,42 +54,39 @@ impl Proxy {
     fn resolve(&mut self, cx: &mut Cx<'_>, place: usize, pair: Pair) {
         let resolver_count = self.plan.resolvers.len();
         let batch = &mut self.batches[place];
-        let mut asked: Vec<Asked> = (0..resolver_count)
-            .map(|_| Asked {
-                message: Resolve {
-                    previous_version: pair.previous,
-                    version: pair.version,
-                    answered: Version::ZERO,
-                    transactions: Vec::with_capacity(batch.transactions.len()),
-                },
-                read_indexes: Vec::new(),
-            })
-            .collect();
-        let begins: Vec<&[u8]> = self.plan.resolvers.iter().map(|share| &share.begin[..]).collect();
         for transaction in &mut batch.transactions {
             refuse_future(cx, transaction, pair.version);
-            for (asked, share) in asked.iter_mut().zip(shares(transaction, &begins)) {
-                asked.message.transactions.push(share.transaction);
-                asked.read_indexes.push(share.read_indexes);
-            }
         }
-        batch.resolution =
-            Some(Resolution { asked, verdicts: Gather::new(0..resolver_count, resolver_count) });
+        let verdicts = Gather::new(0..resolver_count, resolver_count);
+        batch.resolution = Some(Resolution { verdicts });
         batch.enter(Phase::Resolving, cx.now);
         for resolver in 0..resolver_count {
             self.ask_resolver(cx, place, resolver);
         }
     }
 
+    /// Asks one resolver; asked again, in the same words.
     pub(crate) fn ask_resolver(&self, cx: &mut Cx<'_>, place: usize, resolver: usize) {
         let answered = self.answered_through(|batch| {
             batch.resolution.as_ref().is_some_and(|resolution| resolution.has(resolver))
         });
-        let resolution = self.batches[place].resolution.as_ref().expect("the batch is resolving");
-        let mut message = resolution.asked[resolver].message.clone();
-        assert!(answered < message.version, "{answered} is behind {}", message.version);
-        message.answered = answered;
+        let batch = &self.batches[place];
+        let Pair { previous, version, .. } = batch.pair.expect("the batch has its version");
+        assert!(answered < version, "{answered} is behind {version}");
+        let share = self.share(resolver);
+        let message = Resolve {
+            previous_version: previous,
+            version,
+            answered,
+            transactions: batch.transactions.iter().map(|one| share.transaction(one)).collect(),
+        };
         cx.send(self.plan.resolvers[resolver].resolver, self.plan.epoch, message);
+    }
+
+    fn share(&self, resolver: usize) -> Share<'_> {
+        let shares = &self.plan.resolvers;
+        let end = shares.get(resolver + 1).map(|share| &share.begin[..]);
+        Share { begin: &shares[resolver].begin, end }
     }
 
     pub(crate) fn handle_resolved(&mut self, cx: &mut Cx<'_>, from: Endpoint, resolved: Resolved) {
@@ -115,19 +103,52 @@ impl Proxy {
         );
         let Some(resolution) = &mut batch.resolution else { return };
         match resolution.verdicts.answer(resolver, resolved.verdicts) {
-            Gathered::Enough => {
-                let resolution = batch.resolution.as_mut().expect("it has just been answered");
-                for (index, transaction) in batch.transactions.iter_mut().enumerate() {
-                    let failed = combine(resolution, index, transaction, resolved.version);
-                    // What was refused before it was resolved keeps its reason.
-                    transaction.failed = transaction.failed.take().or(failed);
-                }
-                resolution.asked = Vec::new();
-                batch.enter(Phase::Pushing, cx.now);
-            }
+            Gathered::Enough => self.judge(cx, place, resolved.version),
             Gathered::Waiting | Gathered::Ignored => {}
             Gathered::More => unreachable!("all are needed"),
         }
+    }
+
+    fn judge(&mut self, cx: &Cx<'_>, place: usize, version: Version) {
+        let count = self.batches[place].transactions.len();
+        let failed: Vec<_> = (0..count).map(|index| self.combine(place, index, version)).collect();
+        let batch = &mut self.batches[place];
+        for (transaction, failed) in batch.transactions.iter_mut().zip(failed) {
+            // What was refused before it was resolved keeps its reason.
+            transaction.failed = transaction.failed.take().or(failed);
+        }
+        batch.enter(Phase::Pushing, cx.now);
+    }
+
+    /// Yes iff all say yes. Too old counts before a conflict, as it does on a single resolver.
+    fn combine(&self, place: usize, index: usize, version: Version) -> Option<CommitOutcome> {
+        let batch = &self.batches[place];
+        let transaction = &batch.transactions[index];
+        let resolution = batch.resolution.as_ref().expect("the batch has been resolved");
+        let (mut is_conflict, mut ranges) = (false, Vec::new());
+        for (resolver, verdicts) in resolution.verdicts.answered() {
+            match &verdicts[index] {
+                Verdict::Committed => {}
+                Verdict::TooOld => return Some(CommitOutcome::TooOld { version }),
+                Verdict::Conflict { ranges: local } => {
+                    is_conflict = true;
+                    if !local.is_empty() {
+                        let indexes = self.share(resolver).read_indexes(transaction);
+                        ranges.extend(local.iter().filter_map(|read| indexes.get(*read as usize)));
+                    }
+                }
+            }
+        }
+        if !is_conflict {
+            return None;
+        }
+        let request = &transaction.request;
+        let named = request.reads.len() + usize::from(request.id.is_some());
+        ranges.retain(|range| (*range as usize) < named);
+        // A range over several shares is named once.
+        ranges.sort_unstable();
+        ranges.dedup();
+        Some(CommitOutcome::Conflict { version, ranges })
     }
 }
 
@@ -144,81 +165,71 @@ fn refuse_future(cx: &mut Cx<'_>, transaction: &mut Transaction, version: Versio
     }
 }
 
-/// Yes iff all say yes. Too old counts before a conflict, as it does on a single resolver.
-fn combine(
-    resolution: &Resolution,
-    index: usize,
-    transaction: &Transaction,
-    version: Version,
-) -> Option<CommitOutcome> {
-    let (mut is_conflict, mut ranges) = (false, Vec::new());
-    for (resolver, verdicts) in resolution.verdicts.answered() {
-        match &verdicts[index] {
-            Verdict::Committed => {}
-            Verdict::TooOld => return Some(CommitOutcome::TooOld { version }),
-            Verdict::Conflict { ranges: local } => {
-                is_conflict = true;
-                let indexes = &resolution.asked[resolver].read_indexes[index];
-                ranges.extend(local.iter().filter_map(|read| indexes.get(*read as usize)));
+/// A resolver's part of the key space.
+#[derive(Clone, Copy)]
+struct Share<'a> {
+    begin: &'a [u8],
+    /// Exclusive; the last one has no end.
+    end: Option<&'a [u8]>,
+}
+
+impl Share<'_> {
+    /// What the resolver sees of a transaction. One that has failed already has no ranges, only a place in the
+    /// batch.
+    fn transaction(self, transaction: &Transaction) -> ResolveTransaction {
+        let request = &transaction.request;
+        let (mut reads, mut writes) = (Ranges::default(), Ranges::default());
+        if transaction.failed.is_none() {
+            let keys = system_keys(transaction);
+            reads = self.clip(&with_keys(&request.reads, &keys)).0;
+            writes = self.clip(&with_keys(&request.writes, &keys)).0;
+        }
+        let (read_version, report_conflicts) = (request.read_version, request.report_conflicts);
+        ResolveTransaction { read_version, reads, writes, report_conflicts }
+    }
+
+    /// For each read that the resolver sees, its place among all reads.
+    fn read_indexes(self, transaction: &Transaction) -> Vec<u32> {
+        self.clip(&with_keys(&transaction.request.reads, &system_keys(transaction))).1
+    }
+
+    fn contains(self, key: &[u8]) -> bool {
+        self.begin <= key && self.end.is_none_or(|end| key < end)
+    }
+
+    /// The part of `ranges` that lies inside, and the index of each piece's range. An empty range holds no key
+    /// but is a read all the same: it goes where it begins.
+    fn clip(self, ranges: &Ranges) -> (Ranges, Vec<u32>) {
+        let all = 0..u32::try_from(ranges.len()).expect("a transaction has fewer than 2^32 ranges");
+        if self.begin.is_empty() && self.end.is_none() {
+            return (ranges.clone(), all.collect());
+        }
+        let (mut pieces, mut indexes) = (Vec::new(), Vec::new());
+        for (range, index) in ranges.iter().zip(all) {
+            let piece = match range.end {
+                RangeEnd::Before(last) if !range.is_empty() => {
+                    let first = range.begin.max(self.begin);
+                    let last = self.end.map_or(last, |end| last.min(end));
+                    (first < last).then(|| KeyRange::new(first, last).expect("just compared"))
+                }
+                RangeEnd::Point | RangeEnd::Before(_) => {
+                    self.contains(range.begin).then_some(range)
+                }
+            };
+            if let Some(piece) = piece {
+                pieces.push(piece);
+                indexes.push(index);
             }
         }
+        (Ranges::from_ranges(pieces), indexes)
     }
-    if !is_conflict {
-        return None;
-    }
-    let named = transaction.request.reads.len() + usize::from(transaction.request.id.is_some());
-    ranges.retain(|range| (*range as usize) < named);
-    // A range over several shares is named once.
-    ranges.sort_unstable();
-    ranges.dedup();
-    Some(CommitOutcome::Conflict { version, ranges })
 }
 
-/// What one resolver sees of a transaction.
-struct Share {
-    transaction: ResolveTransaction,
-    read_indexes: Vec<u32>,
-}
-
-/// Cuts a transaction along the shares of the resolvers. One that has failed already has no ranges, only a
-/// place in the batch.
-fn shares(transaction: &Transaction, begins: &[&[u8]]) -> Vec<Share> {
-    let request = &transaction.request;
-    let keys = if transaction.failed.is_none() { system_keys(transaction) } else { Vec::new() };
-    let all = |ranges: &Ranges| -> Ranges {
-        match (&transaction.failed, keys.is_empty()) {
-            (Some(_), _) => Ranges::default(),
-            (None, true) => ranges.clone(),
-            (None, false) => {
-                ranges.iter().chain(keys.iter().map(|key| KeyRange::point(key))).collect()
-            }
-        }
-    };
-    let (reads, writes) = (all(&request.reads), all(&request.writes));
-    let share = |reads, writes, read_indexes| Share {
-        transaction: ResolveTransaction {
-            read_version: request.read_version,
-            reads,
-            writes,
-            report_conflicts: request.report_conflicts,
-        },
-        read_indexes,
-    };
-    if begins.len() == 1 {
-        let read_indexes = if request.report_conflicts { indexes(reads.len()) } else { Vec::new() };
-        return vec![share(reads, writes, read_indexes)];
+fn with_keys(ranges: &Ranges, keys: &[Vec<u8>]) -> Ranges {
+    if keys.is_empty() {
+        return ranges.clone();
     }
-    (0..begins.len())
-        .map(|place| {
-            let (begin, end) = (begins[place], begins.get(place + 1).copied());
-            let (reads, read_indexes) = clip(&reads, begin, end);
-            share(reads, clip(&writes, begin, end).0, read_indexes)
-        })
-        .collect()
-}
-
-fn indexes(count: usize) -> Vec<u32> {
-    (0..u32::try_from(count).expect("a transaction has fewer than 2^32 ranges")).collect()
+    ranges.iter().chain(keys.iter().map(|key| KeyRange::point(key))).collect()
 }
 
 /// The keys that the system adds as reads and writes: the id first, then the streams that are created.
@@ -229,28 +240,6 @@ fn system_keys(transaction: &Transaction) -> Vec<Vec<u8>> {
         keys.push(stream_id_key(definition.stream));
     }
     keys
-}
-
-/// The part of `ranges` in `[begin, end)` and the index of each piece's range. An empty range holds no key but
-/// is a read all the same: it goes where it begins.
-fn clip(ranges: &Ranges, begin: &[u8], end: Option<&[u8]>) -> (Ranges, Vec<u32>) {
-    let is_inside = |key: &[u8]| begin <= key && end.is_none_or(|end| key < end);
-    let (mut pieces, mut indexes) = (Vec::new(), Vec::new());
-    for (range, index) in ranges.iter().zip(0_u32..) {
-        let piece = match range.end {
-            RangeEnd::Before(last) if !range.is_empty() => {
-                let first = range.begin.max(begin);
-                let last = end.map_or(last, |end| last.min(end));
-                (first < last).then(|| KeyRange::new(first, last).expect("just compared"))
-            }
-            RangeEnd::Point | RangeEnd::Before(_) => is_inside(range.begin).then_some(range),
-        };
-        if let Some(piece) = piece {
-            pieces.push(piece);
-            indexes.push(index);
-        }
-    }
-    (Ranges::from_ranges(pieces), indexes)
 }
 
 #[cfg(test)]
@@ -267,8 +256,8 @@ mod tests {
             KeyRange::new(b"c", b"g").unwrap(),
             KeyRange::point(b"z"),
         ]);
-        let (low, low_indexes) = clip(&ranges, b"", Some(b"g"));
-        let (high, high_indexes) = clip(&ranges, b"g", None);
+        let (low, low_indexes) = Share { begin: b"", end: Some(b"g") }.clip(&ranges);
+        let (high, high_indexes) = Share { begin: b"g", end: None }.clip(&ranges);
         assert_eq!(low_indexes, [0, 1, 4]);
         assert_eq!(high_indexes, [1, 2, 3, 5]);
         let low: Vec<_> = low.iter().map(|range| range.end_key()).collect();

@@ -1,7 +1,7 @@
 //! How the proxy stands, for people: every wait with its reason.
 
 use common::message::LogState;
-use common::{Cx, Endpoint, Epoch, Time, Version};
+use common::{Endpoint, Epoch, Time, Version};
 
 use crate::Proxy;
 use crate::batch::{Batch, Phase};
@@ -74,7 +74,7 @@ pub struct LogServerStatus {
 impl Proxy {
     /// How it stands.
     #[must_use]
-    pub fn status(&self, cx: &Cx<'_>) -> ProxyStatus {
+    pub fn status(&self) -> ProxyStatus {
         let servers = self.log_servers.iter();
         ProxyStatus {
             epoch: self.plan.epoch,
@@ -87,7 +87,7 @@ impl Proxy {
             gathering_count: self.gathering.transactions.len(),
             catalog_waiting_count: self.catalog.waiting().count(),
             catalog_through: self.catalog.through,
-            batches: (0..self.batches.len()).map(|place| self.batch_status(cx, place)).collect(),
+            batches: self.batches.iter().map(|batch| self.batch_status(batch)).collect(),
             known_committed: self.known_committed,
             log_servers: servers
                 .map(|server| LogServerStatus {
@@ -102,19 +102,18 @@ impl Proxy {
         }
     }
 
-    fn batch_status(&self, cx: &Cx<'_>, place: usize) -> BatchStatus {
-        let batch = &self.batches[place];
+    fn batch_status(&self, batch: &Batch) -> BatchStatus {
         BatchStatus {
             number: batch.number,
             phase: batch.phase,
             since: batch.since,
             version: batch.version(),
             transaction_count: batch.transactions.len(),
-            waits_for: self.waits_for(cx, batch, place),
+            waits_for: self.waits_for(batch),
         }
     }
 
-    fn waits_for(&self, cx: &Cx<'_>, batch: &Batch, place: usize) -> String {
+    fn waits_for(&self, batch: &Batch) -> String {
         match batch.phase {
             Phase::Versioning if batch.pair.is_some() => "an earlier batch's version".to_owned(),
             Phase::Versioning => format!("a version of {:?}", self.plan.sequencer),
@@ -124,16 +123,16 @@ impl Proxy {
                     resolution.flat_map(|resolution| resolution.silent()).collect();
                 format!("resolvers {silent:?}")
             }
-            Phase::Pushing if batch.pushed.is_some() => {
-                let silent = self.silent_servers(place).into_iter();
-                let silent: Vec<_> =
-                    silent.map(|server| self.log_servers[server].endpoint).collect();
-                format!("log servers {silent:?}")
-            }
-            Phase::Pushing => match batch.pair {
-                Some(pair) if self.is_too_far_ahead(cx, pair) => format!(
-                    "{} is more than LIFE ahead of known committed {}",
-                    pair.version, self.known_committed
+            Phase::Pushing => match (&batch.pushed, batch.version()) {
+                (Some(pushed), Some(version)) => {
+                    let silent = self.silent_servers(pushed, version);
+                    let silent: Vec<Endpoint> =
+                        silent.map(|server| self.log_servers[server].endpoint).collect();
+                    format!("log servers {silent:?}")
+                }
+                (None, Some(version)) if batch.is_held => format!(
+                    "{version} is more than LIFE ahead of known committed {}",
+                    self.known_committed
                 ),
                 _ => "its turn to be pushed".to_owned(),
             },

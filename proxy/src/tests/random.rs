@@ -120,8 +120,7 @@ fn run(seed: u64, resolvers: &[&str], with_lanes: bool) -> (World, Vec<Sent>) {
         sent.push(Sent { client: client(from), proxy, request });
         world.run_for(prng.below(8));
         // What has no outcome is sent again now and then.
-        for place in 0..sent.len() {
-            let Sent { client, proxy, request } = &sent[place];
+        for Sent { client, proxy, request } in &sent {
             if world.outcome(*client, request.request).is_none() && prng.chance(1, 10) {
                 world.send(*client, *proxy, request.clone());
             }
@@ -288,7 +287,7 @@ fn several_resolvers_and_lanes_keep_every_promise() {
 
 /// What commits of a lane is a prefix of it, in order.
 fn check_lanes(world: &World, sent: &[Sent]) {
-    let mut lanes: BTreeMap<(Endpoint, u64), Vec<(u64, Option<Position>)>> = BTreeMap::new();
+    let mut lanes = BTreeMap::<_, Vec<(u64, Option<Position>)>>::new();
     for one in sent {
         if let Some(order) = one.request.lane {
             let entry = (order.sequence, committed(world, one));
