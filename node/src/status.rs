@@ -1,0 +1,146 @@
+//! What `status` shows: one JSON object, with a reason for everything that waits.
+
+use common::Time;
+use serde_json::{Value, json};
+
+use crate::Node;
+
+/// The version of the object's shape.
+const SCHEMA: u64 = 1;
+
+impl Node {
+    /// The report for people and scripts.
+    #[must_use]
+    pub fn status_json(&self, now: Time) -> Value {
+        json!({
+            "schema": SCHEMA,
+            "node": self.peer.node.to_string(),
+            "incarnation": self.peer.incarnation.0,
+            "up_ms": ms(now, self.started),
+            "epoch": self.hosted.as_ref().map(|hosted| hosted.plan.epoch.0),
+            "serving": self.serving_epoch().is_some(),
+            "recovery": self.recovery(now),
+            "sequencer": self.sequencer(now),
+            "proxies": self.proxies(now),
+            "resolvers": self.resolvers(),
+            "log": self.log(),
+        })
+    }
+
+    fn recovery(&self, now: Time) -> Value {
+        let Some(leader) = &self.leader else { return Value::Null };
+        let status = leader.status();
+        json!({
+            "phase": status.phase,
+            "since_ms": ms(now, status.since),
+            "waiting_for": status.waiting_for,
+            "epoch": status.epoch.0,
+            "cause": status.cause,
+            "generations": status.generations,
+        })
+    }
+
+    fn sequencer(&self, now: Time) -> Value {
+        let sequencer = self.hosted.as_ref().and_then(|hosted| hosted.sequencer.as_ref());
+        sequencer.map_or(Value::Null, |sequencer| {
+            let status = sequencer.status();
+            json!({
+                "last_version": status.last_version.0,
+                "idle_ms": ms(now, status.last_at),
+                "requests_waiting": status.proxies.iter().map(|proxy| proxy.2).sum::<usize>(),
+            })
+        })
+    }
+
+    fn proxies(&self, now: Time) -> Value {
+        let proxies = self.hosted.iter().flat_map(|hosted| hosted.proxies.values());
+        let all: Vec<Value> = proxies
+            .map(|proxy| {
+                let status = proxy.status();
+                let batches: Vec<Value> = status
+                    .batches
+                    .iter()
+                    .map(|batch| {
+                        json!({
+                            "phase": batch.phase.name(),
+                            "since_ms": ms(now, batch.since),
+                            "version": batch.version.map(|version| version.0),
+                            "transactions": batch.transaction_count,
+                            "waiting_for": batch.waits_for,
+                        })
+                    })
+                    .collect();
+                json!({
+                    "index": status.index,
+                    "serving": status.is_serving,
+                    "fenced": status.is_fenced,
+                    "clients": status.client_count,
+                    "pending": status.pending_count,
+                    "pending_bytes": status.bytes,
+                    "gathering": status.gathering_count,
+                    "waiting_for_catalog": status.catalog_waiting_count,
+                    "catalog_through": status.catalog_through.0,
+                    "known_committed": status.known_committed.0,
+                    "read_versions_waiting": status.read_versions_waiting,
+                    "batches": batches,
+                    "log_servers": status.log_servers.iter().map(|server| json!({
+                        "node": server.endpoint.node.to_string(),
+                        "durable": server.durable.0,
+                        "state": format!("{:?}", server.state).to_lowercase(),
+                        "heard_ms": ms(now, server.heard_at),
+                    })).collect::<Vec<_>>(),
+                })
+            })
+            .collect();
+        json!(all)
+    }
+
+    fn resolvers(&self) -> Value {
+        let resolvers = self.hosted.iter().flat_map(|hosted| &hosted.resolvers);
+        let all: Vec<Value> = resolvers
+            .map(|(index, resolver)| {
+                let status = resolver.status();
+                json!({
+                    "index": index,
+                    "version": status.version.0,
+                    "oldest": status.oldest.0,
+                    "entries": status.entry_count,
+                    "memory_bytes": status.memory_bytes,
+                    "under_pressure": status.is_under_pressure,
+                    "batches_waiting": status.waiting_count,
+                })
+            })
+            .collect();
+        json!(all)
+    }
+}
+
+impl Node {
+    fn log(&self) -> Value {
+        let status = self.log_server.status();
+        json!({
+            "standing": format!("{:?}", status.standing).to_lowercase(),
+            "epoch": status.epoch.0,
+            "locked": status.locked.0,
+            "last": status.last.0,
+            "durable": status.durable.0,
+            "known_committed": status.known_committed.0,
+            "served": status.served.0,
+            "state": format!("{:?}", status.state).to_lowercase(),
+            "segments": status.segments,
+            "spares": status.spares,
+            "streams": status.streams,
+            "blocks": status.blocks,
+            "tail_bytes": status.tail_bytes,
+            "unflushed_bytes": status.unflushed_bytes,
+            "ids": status.ids,
+            "pulls_waiting": status.pulls_waiting,
+            "pulls_reading": status.pulls_reading,
+            "waiting_for": status.waits,
+        })
+    }
+}
+
+fn ms(now: Time, since: Time) -> u64 {
+    u64::try_from(now.since(since).as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,72 @@
+//! Exit codes: what a script should do with a command that did not go well.
+
+use std::process::ExitCode;
+
+use common::{Class, Code};
+
+/// How a command ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Exit {
+    /// All is well.
+    Done = 0,
+    /// The answer is no: a wrong row, a conflict, a finding.
+    No = 1,
+    /// The command line is wrong.
+    Usage = 2,
+    /// The request is refused as it is: fix it.
+    Refused = 3,
+    /// Not now: no server, no serving epoch, overloaded, disk full. Try again.
+    Unavailable = 4,
+    /// Data is damaged.
+    Corrupt = 5,
+    /// A newer epoch or owner has taken over.
+    Fenced = 6,
+    /// Anything else.
+    Failed = 70,
+}
+
+/// The list that `--help` ends with.
+pub const HELP: &str = "\
+Exit codes:
+  0   done
+  1   the answer is no: a wrong row, a conflict, a finding of verify
+  2   the command line is wrong
+  3   refused as it is (unknown stream, key too long, ...): fix the request
+  4   not now (no server, recovering, overloaded, disk full): try again
+  5   data is damaged
+  6   a newer epoch or owner has taken over
+  70  anything else";
+
+impl Exit {
+    /// The exit code of an error code.
+    #[must_use]
+    pub const fn of(code: Code) -> Self {
+        match code.class() {
+            Class::Retry if matches!(code, Code::Conflict | Code::TooOld | Code::LaneBroken) => {
+                Self::No
+            }
+            Class::Retry | Class::Wait => Self::Unavailable,
+            Class::FixRequest => Self::Refused,
+            Class::Fenced => Self::Fenced,
+            Class::Corrupt => Self::Corrupt,
+            Class::Internal => Self::Failed,
+        }
+    }
+
+    /// The exit code of a node's halt.
+    #[must_use]
+    pub fn of_halt(reason: &str) -> Self {
+        match reason {
+            "stopped" => Self::Done,
+            "corrupt_log" | "corrupt_register" | "corrupt_meta" | "foreign_log" => Self::Corrupt,
+            _ => Self::Failed,
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}

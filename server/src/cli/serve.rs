@@ -1,0 +1,195 @@
+//! `millrace serve`: one node until it is told to stop.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use common::Knobs;
+use common::quic::tls::{Identity, ServerTls};
+use logserver::driver::{Barrier, EngineKind, Options as DriverOptions};
+use serde_json::json;
+
+use super::exit::Exit;
+use super::output::{Output, complain};
+use crate::host::{Host, HostOptions};
+
+/// The file in the data directory that names the address of the node that runs there.
+pub const ADDRESS_FILE: &str = "address";
+
+/// How the log disk is driven.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum EngineChoice {
+    /// io_uring.
+    Ring,
+    /// Plain reads and writes.
+    Plain,
+}
+
+/// How a write becomes durable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum BarrierChoice {
+    /// fdatasync after the writes.
+    Fdatasync,
+    /// Writes with RWF_DSYNC.
+    Dsync,
+}
+
+/// Runs a node.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "Example:\n  millrace serve --dir ./data --listen 127.0.0.1:7070\n\n\
+    Prints one line when the first epoch serves, and stops in good order on SIGTERM or SIGINT.")]
+pub struct ServeArgs {
+    /// Where everything is kept; made when it does not exist.
+    #[arg(long, value_name = "DIR")]
+    pub dir: PathBuf,
+    /// Where clients connect; port 0 picks one.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7070")]
+    pub listen: SocketAddr,
+    /// A TOML file with `knobs = { name = value }`.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Sets a knob (see `millrace knobs`); wins over the file.
+    #[arg(long = "knob", value_name = "NAME=VALUE", value_parser = parse_knob)]
+    pub knobs: Vec<(String, u64)>,
+    /// Bytes that the log may use.
+    #[arg(long, value_name = "BYTES")]
+    pub quota_bytes: Option<u64>,
+    /// Bytes of the file system that are left to others.
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    reserve_free_bytes: u64,
+    /// Forces an engine instead of choosing one.
+    #[arg(long, value_enum)]
+    engine: Option<EngineChoice>,
+    /// Forces a barrier instead of measuring.
+    #[arg(long, value_enum)]
+    barrier: Option<BarrierChoice>,
+    /// A certificate chain of a real CA, PEM.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Its key, PEM.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Only clients with a certificate of this CA connect.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_client_ca: Option<PathBuf>,
+    /// A name or address that the development certificate also holds.
+    #[arg(long = "tls-dev-name", value_name = "NAME")]
+    names: Vec<String>,
+}
+
+fn parse_knob(text: &str) -> Result<(String, u64), String> {
+    let (name, value) = text.split_once('=').ok_or("NAME=VALUE")?;
+    let value = value.replace('_', "").parse().map_err(|error| format!("{value}: {error}"))?;
+    Ok((name.to_owned(), value))
+}
+
+impl ServeArgs {
+    fn options(&self) -> Result<HostOptions> {
+        let mut knobs = Knobs::default();
+        if let Some(path) = &self.config {
+            read_config(path, &mut knobs)?;
+        }
+        for (name, value) in &self.knobs {
+            if !knobs.set(name, *value) {
+                bail!("no knob {name:?}; `millrace knobs` lists them");
+            }
+        }
+        let tls = match (&self.tls_cert, &self.tls_key) {
+            (Some(certificate), Some(key)) => Some(ServerTls {
+                identity: Identity { certificate: certificate.clone(), key: key.clone() },
+                client_ca: self.tls_client_ca.clone(),
+            }),
+            _ => None,
+        };
+        Ok(HostOptions {
+            directory: self.dir.clone(),
+            listen: self.listen,
+            knobs,
+            disk: DriverOptions {
+                engine: self.engine.map(|engine| match engine {
+                    EngineChoice::Ring => EngineKind::Ring,
+                    EngineChoice::Plain => EngineKind::Plain,
+                }),
+                barrier: self.barrier.map(|barrier| match barrier {
+                    BarrierChoice::Fdatasync => Barrier::InlineFdatasync,
+                    BarrierChoice::Dsync => Barrier::Dsync,
+                }),
+                buffered: false,
+                quota_bytes: self.quota_bytes,
+                reserve_free_bytes: self.reserve_free_bytes,
+            },
+            tls,
+            names: self.names.clone(),
+        })
+    }
+}
+
+fn read_config(path: &Path, knobs: &mut Knobs) -> Result<()> {
+    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let config: toml::Table = text.parse().with_context(|| path.display().to_string())?;
+    for (section, value) in config {
+        let Some(table) = value.as_table().filter(|_| section == "knobs") else {
+            bail!("{}: unknown key {section:?}", path.display());
+        };
+        for (name, value) in table {
+            let number = value.as_integer().and_then(|number| u64::try_from(number).ok());
+            let number =
+                number.with_context(|| format!("{}: {name} is no number", path.display()))?;
+            if !knobs.set(name, number) {
+                bail!("{}: no knob {name:?}", path.display());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Runs a node in this process until SIGTERM, SIGINT, or a reason to halt.
+///
+/// # Errors
+/// When the node can't be opened.
+pub fn run(args: &ServeArgs, output: Output) -> Result<Exit> {
+    let options = args.options()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let host = Host::open(&options)?;
+        output.say(&format!("log disk: {}", host.disk_info()));
+        let address_file = args.dir.join(ADDRESS_FILE);
+        let halt = host
+            .run(stop_signal(), |address| {
+                let told = std::fs::write(&address_file, address.to_string())
+                    .map_err(anyhow::Error::from)
+                    .and_then(|()| {
+                        let json =
+                            json!({"serving": address.to_string(), "pid": std::process::id()});
+                        output.print(&json, || format!("serving on {address}"))
+                    });
+                if let Err(error) = told {
+                    complain(&format!("millrace: {error:#}"));
+                }
+            })
+            .await;
+        let _ = std::fs::remove_file(&address_file);
+        let exit = Exit::of_halt(halt.reason);
+        if exit == Exit::Done {
+            output.say("stopped");
+        } else {
+            complain(&format!("millrace: {}: {}", halt.reason, halt.detail));
+        }
+        Ok(exit)
+    })
+}
+
+async fn stop_signal() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut term), Ok(mut interrupt)) =
+        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        biased;
+        _ = term.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}

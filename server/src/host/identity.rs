@@ -1,0 +1,73 @@
+//! Who a node is: an id for good and a number for each life, in one small file.
+//!
+//! ```text
+//! millrace 1          format
+//! node 9f3c...        16 hex digits, drawn once
+//! incarnation 12      grows by one at each start
+//! ```
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use common::{Incarnation, NodeId, Peer};
+
+const FILE: &str = "identity";
+const FORMAT: &str = "millrace 1";
+
+/// Reads who this is, and begins a new life: the file is durable before this returns.
+///
+/// # Errors
+/// When the file can't be read or written, or is not an identity.
+pub(super) fn begin_life(directory: &Path, fresh_id: u64) -> Result<Peer> {
+    let path = directory.join(FILE);
+    let peer = match fs::read_to_string(&path) {
+        Ok(text) => {
+            let old = parse(&text).with_context(|| format!("{} is damaged", path.display()))?;
+            Peer { node: old.node, incarnation: old.incarnation.plus(1) }
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Peer { node: NodeId(fresh_id), incarnation: Incarnation(1) }
+        }
+        Err(error) => return Err(error).with_context(|| path.display().to_string()),
+    };
+    let text = format!("{FORMAT}\nnode {:016x}\nincarnation {}\n", peer.node.0, peer.incarnation.0);
+    let temporary = directory.join("identity.new");
+    let mut file = File::create(&temporary)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&temporary, &path)?;
+    File::open(directory)?.sync_all()?;
+    Ok(peer)
+}
+
+fn parse(text: &str) -> Result<Peer> {
+    let mut lines = text.lines();
+    if lines.next() != Some(FORMAT) {
+        bail!("the first line is not {FORMAT:?}");
+    }
+    let mut field = |name: &str| {
+        let value = lines.next().and_then(|line| line.strip_prefix(name)).map(str::trim);
+        value.with_context(|| format!("no {name}"))
+    };
+    let node = NodeId(u64::from_str_radix(field("node ")?, 16)?);
+    let incarnation = Incarnation(field("incarnation ")?.parse()?);
+    Ok(Peer { node, incarnation })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_id_stays_and_lives_are_counted() {
+        let directory = tempfile::tempdir().unwrap();
+        let first = begin_life(directory.path(), 77).unwrap();
+        assert_eq!((first.node, first.incarnation), (NodeId(77), Incarnation(1)));
+        let second = begin_life(directory.path(), 99).unwrap();
+        assert_eq!((second.node, second.incarnation), (NodeId(77), Incarnation(2)));
+        fs::write(directory.path().join(FILE), "hello").unwrap();
+        assert!(begin_life(directory.path(), 1).is_err());
+    }
+}

@@ -1,0 +1,309 @@
+//! One node on real hardware: sockets, a log disk, a register and clocks around a `node::Node`.
+//!
+//! ```text
+//!   quinn tasks --events--> +-------------------------------+ --submit--> disk thread (io_uring)
+//!   disk thread --notify--> |  the loop: one task of one    | --apply---> register (blocking pool)
+//!   register   --answers--> |  current-thread runtime       | --try_send-> quinn tasks
+//!   sleep      -----------> |  inputs, then timers, outputs |
+//!                           +-------------------------------+
+//! ```
+//!
+//! The loop takes everything that waits, steps the node for each, and fires timers only then: what arrived in
+//! one burst is in one batch. The outputs of a step are carried out in their order at once.
+
+mod identity;
+mod peers;
+mod report;
+mod timers;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use common::disk::DiskCompletion;
+use common::quic::tls::{Development, ServerTls};
+use common::quic::{CloseCode, Event, QuicEndpoint};
+use common::register::{RegisterAnswer, RegisterRequest};
+use common::{Halt, Knobs, Note, Prng, Time, WallTime};
+use logserver::driver::{Driver, Options as DriverOptions};
+use node::{Node, NodeEvent, NodeOutput, Surroundings};
+use sequencer::leader::Topology;
+use tokio::sync::{Notify, mpsc};
+
+use self::peers::Peers;
+use self::report::Meters;
+use self::timers::Timers;
+use crate::register::FileRegister;
+
+/// Network events that one turn takes before timers get theirs.
+const EVENTS_PER_TURN: usize = 64;
+/// Timers that one turn fires before events get theirs.
+const TIMERS_PER_TURN: usize = 256;
+/// Answers of the register that wait; the leader has one question at a time.
+const REGISTER_ANSWERS_MAX: usize = 16;
+/// How long a stop may take before the process ends anyway.
+const STOP_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How to run a node.
+#[derive(Clone, Debug)]
+pub struct HostOptions {
+    /// Where everything is kept.
+    pub directory: PathBuf,
+    /// Where clients connect; port 0 picks one.
+    pub listen: SocketAddr,
+    /// Limits and intervals.
+    pub knobs: Knobs,
+    /// The log disk.
+    pub disk: DriverOptions,
+    /// A real certificate; a development one is made when there is none.
+    pub tls: Option<ServerTls>,
+    /// Names and addresses that a development certificate also holds.
+    pub names: Vec<String>,
+}
+
+/// The development certificate's directory of a node.
+#[must_use]
+pub fn development_tls(directory: &Path) -> PathBuf {
+    directory.join("tls")
+}
+
+/// A node with its hardware, open but not running yet.
+pub struct Host {
+    node: Node,
+    knobs: Knobs,
+    rng: Prng,
+    started: Instant,
+    timers: Timers,
+    peers: Peers,
+    endpoint: QuicEndpoint,
+    events: mpsc::Receiver<Event>,
+    driver: Driver,
+    disk_wake: Arc<Notify>,
+    completions: Vec<DiskCompletion>,
+    register: Arc<Mutex<FileRegister>>,
+    register_answers: (mpsc::Sender<RegisterAnswer>, mpsc::Receiver<RegisterAnswer>),
+    outputs: Vec<NodeOutput>,
+    meters: Meters,
+    halt: Option<Halt>,
+}
+
+impl Host {
+    /// Opens the directory, the disk, the register and the socket. Needs a running tokio runtime.
+    ///
+    /// # Errors
+    /// What can't be opened, and why.
+    pub fn open(options: &HostOptions) -> Result<Self> {
+        options.knobs.check().map_err(anyhow::Error::msg)?;
+        let directory = &options.directory;
+        std::fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
+        let disk_wake = Arc::new(Notify::new());
+        let wake = Arc::clone(&disk_wake);
+        // The driver's lock on its directory is the lock on the whole node: it comes first.
+        let driver = Driver::open(
+            &directory.join("log"),
+            &options.disk,
+            Arc::new(move || wake.notify_one()),
+        )?;
+        let mut rng = Prng::new(seed());
+        let peer = identity::begin_life(directory, rng.next())?;
+        let register = FileRegister::open(&directory.join("register"))?;
+        let tls = match &options.tls {
+            Some(tls) => tls.clone(),
+            None => Development::open(&development_tls(directory), &options.names)?.server(),
+        };
+        let (endpoint, events) =
+            QuicEndpoint::server(options.listen, &tls, None, common::quic::Options::default())?;
+        Ok(Self {
+            node: Node::new(peer, Some(Topology::single(peer.node))),
+            knobs: options.knobs.clone(),
+            rng,
+            started: Instant::now(),
+            timers: Timers::default(),
+            peers: Peers::new(peer),
+            endpoint,
+            events,
+            driver,
+            disk_wake,
+            completions: Vec::new(),
+            register: Arc::new(Mutex::new(register)),
+            register_answers: mpsc::channel(REGISTER_ANSWERS_MAX),
+            outputs: Vec::new(),
+            meters: Meters::default(),
+            halt: None,
+        })
+    }
+
+    /// Where clients connect.
+    ///
+    /// # Errors
+    /// When the system does not say.
+    pub fn local_addr(&self) -> std::io::Result<SocketAddr> {
+        self.endpoint.local_addr()
+    }
+
+    /// What the log disk runs on, for people.
+    #[must_use]
+    pub fn disk_info(&self) -> String {
+        self.driver.info().to_string()
+    }
+
+    /// Runs until the node halts. `stop` asks for an end in good order; the halt's reason is then `stopped`.
+    /// `serving` is called once, when the first epoch serves.
+    pub async fn run(
+        mut self,
+        stop: impl Future<Output = ()>,
+        serving: impl FnOnce(SocketAddr),
+    ) -> Halt {
+        let mut stop = std::pin::pin!(stop);
+        let (mut stopping, mut serving) = (false, Some(serving));
+        self.with_node(|node, s| node.start(s));
+        loop {
+            self.take_completions();
+            self.take_events();
+            self.fire_timers();
+            if let Some(halt) = self.halt.take() {
+                self.close(&halt).await;
+                return halt;
+            }
+            if self.node.serving_epoch().is_some()
+                && let (Some(serving), Ok(address)) = (serving.take(), self.local_addr())
+            {
+                serving(address);
+            }
+            let next = self.timers.next_at().map(|at| self.started + Duration::from_nanos(at.0));
+            tokio::select! {
+                biased;
+                () = &mut stop, if !stopping => {
+                    stopping = true;
+                    self.with_node(|node, s| node.shut_down(s));
+                }
+                () = tokio::time::sleep(STOP_DEADLINE), if stopping => {
+                    let detail = "the stop took too long".to_owned();
+                    return Halt { reason: "stop_timed_out", detail };
+                }
+                Some(event) = self.events.recv() => self.handle_event(event),
+                Some(answer) = self.register_answers.1.recv() => {
+                    self.step(NodeEvent::Register(answer));
+                }
+                () = self.disk_wake.notified() => {}
+                () = sleep_until(next) => {}
+            }
+        }
+    }
+
+    async fn close(&self, halt: &Halt) {
+        self.endpoint.close(CloseCode::SHUTDOWN, halt.reason);
+        self.endpoint.wait_idle(Duration::from_millis(500)).await;
+    }
+
+    fn take_completions(&mut self) {
+        let mut completions = std::mem::take(&mut self.completions);
+        self.driver.drain(&mut completions);
+        for completion in completions.drain(..) {
+            self.step(NodeEvent::Disk(completion));
+        }
+        self.completions = completions;
+        if !self.driver.is_alive() {
+            let detail = "a thread of the disk driver has ended".to_owned();
+            self.halt.get_or_insert(Halt { reason: "disk_driver_ended", detail });
+        }
+    }
+
+    fn take_events(&mut self) {
+        for _ in 0..EVENTS_PER_TURN {
+            let Ok(event) = self.events.try_recv() else { return };
+            self.handle_event(event);
+        }
+    }
+
+    fn fire_timers(&mut self) {
+        for _ in 0..TIMERS_PER_TURN {
+            let now = self.now();
+            let Some(key) = self.timers.take_due(now) else { return };
+            self.step(NodeEvent::Timer(key));
+        }
+    }
+
+    fn step(&mut self, event: NodeEvent) {
+        self.with_node(|node, s| node.step(s, event));
+    }
+
+    fn with_node(&mut self, run: impl FnOnce(&mut Node, &mut Surroundings<'_>)) {
+        let mut outputs = std::mem::take(&mut self.outputs);
+        let mut s = Surroundings {
+            now: self.now(),
+            wall: wall(),
+            knobs: &self.knobs,
+            rng: &mut self.rng,
+            out: &mut outputs,
+        };
+        run(&mut self.node, &mut s);
+        for output in outputs.drain(..) {
+            self.carry_out(output);
+        }
+        self.outputs = outputs;
+    }
+
+    fn carry_out(&mut self, output: NodeOutput) {
+        match output {
+            NodeOutput::Send(envelope) => self.peers.send(&envelope),
+            NodeOutput::Arm { key, at } => self.timers.arm(key, at),
+            NodeOutput::Disarm(key) => self.timers.disarm(key),
+            NodeOutput::Disk(request) => {
+                if let Err(error) = self.driver.submit(request) {
+                    let halt = Halt { reason: "disk_driver_refused", detail: error.to_string() };
+                    self.halt.get_or_insert(halt);
+                }
+            }
+            NodeOutput::Register(request) => self.ask_register(request),
+            NodeOutput::Halt(halt) => {
+                self.halt.get_or_insert(halt);
+            }
+            NodeOutput::Note(by, note) => {
+                if let Note::Warning { code, detail } = &note {
+                    tracing::warn!(?by, code, "{detail}");
+                }
+                self.meters.count(by, &note);
+            }
+            NodeOutput::Mark(mark) => tracing::trace!(mark = mark.name()),
+        }
+    }
+
+    fn ask_register(&self, request: RegisterRequest) {
+        let register = Arc::clone(&self.register);
+        let answers = self.register_answers.0.clone();
+        tokio::task::spawn_blocking(move || {
+            let outcome = match register.lock() {
+                Ok(mut register) => register.apply(request.op),
+                Err(_) => std::process::abort(),
+            };
+            // The loop may have ended meanwhile.
+            let _ = answers.blocking_send(RegisterAnswer { id: request.id, outcome });
+        });
+    }
+
+    fn now(&self) -> Time {
+        Time(u64::try_from(self.started.elapsed().as_nanos()).expect("less than 584 years"))
+    }
+}
+
+fn wall() -> WallTime {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    WallTime(u64::try_from(since.as_micros()).expect("less than 584,542 years"))
+}
+
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Randomness from the system, once: everything else is drawn from it.
+fn seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    let hasher = std::hash::RandomState::new().build_hasher();
+    hasher.finish() ^ wall().0.rotate_left(32) ^ u64::from(std::process::id())
+}

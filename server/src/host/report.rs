@@ -1,0 +1,66 @@
+//! What the shell adds to a node's status, and what it counts.
+
+use common::message::StatusReply;
+use common::wire::Envelope;
+use common::{Endpoint, Epoch, Note, RequestId, Role};
+use serde_json::json;
+
+use super::Host;
+
+/// Counts of what happened since the process started.
+#[derive(Debug, Default)]
+pub(super) struct Meters {
+    commits: u64,
+    conflicts: u64,
+    versions: u64,
+    refusals: u64,
+    delivered: u64,
+}
+
+impl Meters {
+    pub(super) fn count(&mut self, by: Endpoint, note: &Note) {
+        match note {
+            Note::Acknowledged { .. } => self.commits += 1,
+            Note::Decided { refused, .. } => self.conflicts += u64::from(*refused),
+            Note::Assigned { .. } => self.versions += 1,
+            Note::Refused { .. } => self.refusals += 1,
+            Note::Delivered { .. } => self.delivered += 1,
+            Note::Phase { epoch, name } => tracing::info!(%epoch, phase = name, "recovery"),
+            Note::RecoveryVersion { epoch, recovery_version, first_version } => {
+                tracing::info!(%epoch, %recovery_version, %first_version, "recovery version fixed");
+            }
+            Note::Opened { durable, torn_frames, segments } => {
+                tracing::info!(%durable, torn_frames, segments, "the log is open");
+            }
+            Note::RoleChanged { role, epoch, began } => tracing::debug!(?role, %epoch, began),
+            Note::Serving { epoch } => tracing::info!(%epoch, ?by, "serving"),
+            _ => {}
+        }
+    }
+}
+
+impl Host {
+    pub(super) fn handle_status(&mut self, to: Endpoint, request: RequestId) {
+        let mut report = self.node.status_json(self.now());
+        let info = self.driver.info();
+        let stats = self.driver.stats();
+        report["disk"] = json!({
+            "engine": info.to_string(),
+            "flushes": stats.flushes,
+            "writes": stats.writes,
+            "bytes_written": stats.bytes_written,
+            "reads": stats.reads,
+        });
+        report["counters"] = json!({
+            "commits": self.meters.commits,
+            "conflicts": self.meters.conflicts,
+            "versions": self.meters.versions,
+            "refusals": self.meters.refusals,
+            "pulls_delivered": self.meters.delivered,
+        });
+        report["connections"] = json!(self.peers.count());
+        let from = self.node.peer().endpoint(Role::Node);
+        let message = StatusReply { request, json: report.to_string() }.into();
+        self.peers.send(&Envelope { from, to, epoch: Epoch::ZERO, message });
+    }
+}

@@ -1,0 +1,2 @@
+//! Ingesting.
+pub mod wal2json;
