@@ -25,10 +25,12 @@
 
 mod flaw;
 pub mod frame;
+pub mod inspect;
 pub mod meta;
 #[cfg(test)]
 pub(crate) mod sample;
 pub mod scan;
 pub mod segment;
+mod window;
 
 pub use flaw::Flaw;

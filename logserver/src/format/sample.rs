@@ -1,7 +1,8 @@
 //! Builds segments byte by byte, for the tests of this folder.
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use common::disk::padded;
+use common::record::{Record, Section, sections};
 use common::{Epoch, NodeId, Offset, SegmentId, Sequence, StreamId, Version, WallTime};
 
 use super::frame::{self, BlockEntry, FrameHeader};
@@ -26,10 +27,6 @@ impl Built {
     pub(crate) fn end(&self) -> u64 {
         self.offset + self.header.frame_bytes
     }
-
-    pub(crate) fn streams(&self) -> Vec<StreamId> {
-        self.entries.iter().map(|entry| entry.stream).collect()
-    }
 }
 
 /// A segment in the making.
@@ -41,6 +38,7 @@ pub(crate) struct Image {
     /// Where the next group goes.
     pub(crate) end: u64,
     pub(crate) epoch: Epoch,
+    recovery_version: Option<Version>,
     durable: Sequence,
     offsets: std::collections::BTreeMap<u64, u64>,
 }
@@ -69,6 +67,7 @@ impl Image {
             built: vec![],
             end: page.len() as u64,
             epoch: header.epoch,
+            recovery_version: None,
             durable: header.first_sequence.minus_saturating(1),
             offsets: Default::default(),
         }
@@ -118,7 +117,7 @@ impl Image {
                 previous_hash: self.last_hash(),
                 durable_sequence: self.durable,
                 epoch: self.epoch,
-                previous_version: self.last_version(),
+                previous_version: self.recovery_version.take().unwrap_or(self.last_version()),
                 version,
                 commit_time: WallTime(version.0 * 1000),
                 known_committed: self.last_version().minus_saturating(10),
@@ -146,12 +145,28 @@ impl Image {
         let entry = BlockEntry {
             stream: StreamId(*stream),
             base_offset: Offset(*next),
-            record_count: body.len() as u32 % 5,
+            record_count: record_count(body),
             bytes: body.len() as u32,
             checksum: crc32c::crc32c(body),
         };
         *next += u64::from(entry.record_count);
         entry
+    }
+
+    /// The next frame follows `recovery_version`, and these streams go on at these offsets.
+    pub(crate) fn begin_epoch(
+        &mut self,
+        epoch: u64,
+        recovery_version: Version,
+        offsets: &[(u64, u64)],
+    ) {
+        self.epoch = Epoch(epoch);
+        self.recovery_version = Some(recovery_version);
+        self.offsets.extend(offsets.iter().copied());
+    }
+
+    pub(crate) fn set_offset(&mut self, stream: u64, next: u64) {
+        self.offsets.insert(stream, next);
     }
 
     pub(crate) fn footer(&self) -> Footer {
@@ -210,6 +225,20 @@ fn footer_entries(built: &Built) -> Vec<FooterEntry> {
         offset += u64::from(entry.bytes);
     }
     entries
+}
+
+/// A body that is one transaction's section of `values.len()` appended records.
+pub(crate) fn section(index: u16, values: &[&'static str]) -> Vec<u8> {
+    let mut records = BytesMut::new();
+    values.iter().for_each(|value| Record::append(*value).encode(&mut records));
+    let header = Section::header(index, values.len() as u32, records.len());
+    [&header[..], &records].concat()
+}
+
+fn record_count(body: &[u8]) -> u32 {
+    let invented = body.len() as u32 % 5;
+    let counted = sections(&Bytes::copy_from_slice(body));
+    counted.map_or(invented, |sections| sections.iter().map(|section| section.record_count).sum())
 }
 
 /// A body of `len` bytes none of which is zero.

@@ -23,9 +23,8 @@
 //! 2. What is yielded, and the end, depend on the bytes alone, not on how they were cut into pieces.
 
 use core::fmt;
-use std::collections::VecDeque;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use common::disk::{PAGE_BYTES, padded};
 use common::{Epoch, NodeId, SegmentId, Sequence, StreamId, Version};
 
@@ -34,6 +33,7 @@ use super::frame::{
     self, BLOCK_ENTRY_BYTES, BlockEntry, FRAME_HEADER_BYTES, FrameError, FrameHeader,
 };
 use super::segment::{SEGMENT_HEADER_BYTES, SegmentError, SegmentHeader, trailer_offset};
+use super::window::{Peek, Piece, Window};
 
 /// Bad entries in a row after which a damaged table has surely ended: more than a page holds.
 const ENTRY_MISSES_MAX: u32 = 128;
@@ -610,83 +610,6 @@ impl Salvage {
             }
             self.left = self.left.map(|left| left - 1);
             self.at = Some(end);
-        }
-    }
-}
-
-/// The part of the file that was fed and is still needed.
-#[derive(Clone, Default, Debug)]
-struct Window {
-    /// Where the first piece starts in the file.
-    start: u64,
-    /// Behind the last piece.
-    end: u64,
-    pieces: VecDeque<Piece>,
-}
-
-#[derive(Clone, Debug)]
-struct Piece {
-    bytes: u64,
-    /// `None`: unreadable.
-    data: Option<Bytes>,
-}
-
-enum Peek {
-    Data(Bytes),
-    Unreadable,
-    /// Not fed yet.
-    Wait,
-}
-
-impl Window {
-    fn push(&mut self, piece: Piece) {
-        if piece.bytes > 0 {
-            self.end = self.end.checked_add(piece.bytes).expect("a file below 16 EiB");
-            self.pieces.push_back(piece);
-        }
-    }
-
-    /// The bytes `at..at + bytes`; copied only when they lie in several pieces.
-    fn peek(&self, at: u64, bytes: u64) -> Peek {
-        assert!(at >= self.start, "byte {at} was forgotten up to {}", self.start);
-        let end = at + bytes;
-        if end > self.end {
-            return Peek::Wait;
-        }
-        let (mut piece_start, mut copied) = (self.start, BytesMut::new());
-        for piece in &self.pieces {
-            let piece_end = piece_start + piece.bytes;
-            if piece_end > at && piece_start < end {
-                let Some(data) = &piece.data else { return Peek::Unreadable };
-                let from = at.max(piece_start) - piece_start;
-                let to = end.min(piece_end) - piece_start;
-                if to - from == bytes {
-                    return Peek::Data(data.slice(from as usize..to as usize));
-                }
-                copied.extend_from_slice(&data[from as usize..to as usize]);
-            }
-            if piece_end >= end {
-                break;
-            }
-            piece_start = piece_end;
-        }
-        Peek::Data(copied.freeze())
-    }
-
-    /// What there is from `at` on.
-    fn rest(&self, at: u64) -> Bytes {
-        match self.peek(at.min(self.end), self.end.saturating_sub(at)) {
-            Peek::Data(rest) => rest,
-            Peek::Unreadable | Peek::Wait => Bytes::new(),
-        }
-    }
-
-    fn forget_below(&mut self, at: u64) {
-        while let Some(first) = self.pieces.front()
-            && self.start + first.bytes <= at
-        {
-            self.start += first.bytes;
-            self.pieces.pop_front();
         }
     }
 }

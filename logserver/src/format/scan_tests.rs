@@ -128,7 +128,7 @@ fn assert_last_group_torn(image: &Image, bytes: &[u8], at: usize, case: &str) {
         }
         ScanEnd::Rot(report) => panic!("{case} at {at}: {report}"),
     }
-    if at % 7 > 0 {
+    if !at.is_multiple_of(7) {
         return;
     }
     // Proof from outside turns the same bytes into rot; proof of the frames that are there does not.
@@ -176,7 +176,7 @@ fn any_cut_in_the_last_group_costs_only_what_it_touches() {
         recycled[at..trailer].copy_from_slice(&stale.bytes[at..trailer]);
         assert_last_group_torn(&image, &recycled, first_bad(&recycled), "stale");
 
-        if at % 5 == 0 || at.is_multiple_of(PAGE) {
+        if at.is_multiple_of(5) || at.is_multiple_of(PAGE) {
             let pages = at.next_multiple_of(PAGE);
             assert_last_group_torn(&image, &zeroed[..pages], zeroed_from.min(pages), "cut");
         }
@@ -232,7 +232,7 @@ fn any_flip_in_an_earlier_group_is_rot_by_name() {
         let head = |b: &Built| b.offset..b.offset + frame::head_bytes(b.entries.len()) as u64;
         image.built.iter().any(|b| head(b).contains(&(at as u64)))
     };
-    for at in (PAGE..last_group_start(&image)).filter(|at| at % 17 == 0 || in_head(*at)) {
+    for at in (PAGE..last_group_start(&image)).filter(|at| at.is_multiple_of(17) || in_head(*at)) {
         let mut flipped = image.bytes.clone();
         flipped[at] ^= 1 << (at % 8);
         let in_frame = image.built.iter().any(|b| (b.offset..b.end()).contains(&(at as u64)));
@@ -337,6 +337,7 @@ proptest! {
         spots in prop::collection::vec((any::<prop::sample::Index>(), 1_usize..6000, any::<Option<u8>>()), 0..4),
         holes in prop::collection::btree_set(0_usize..20, 0..3),
         pages in 1_usize..9,
+        fed_pages in prop_oneof![Just(20_usize), 0_usize..20],
         moved in any::<Option<(prop::sample::Index, prop::sample::Index)>>(),
     ) {
         let image = sample();
@@ -353,6 +354,7 @@ proptest! {
             let (from, to) = (from.index(20) * PAGE, to.index(20) * PAGE);
             bytes.copy_within(from..from + PAGE, to);
         }
+        bytes.truncate(fed_pages * PAGE);
         let run = |pages: usize| {
             let mut scanner = Scanner::new(start(&image));
             let mut frames = vec![];
