@@ -143,6 +143,8 @@ pub struct Leader {
     revision: Revision,
     register_question: u64,
     backoff: Backoff,
+    /// How soon the present phase asks again: at first quickly, for a peer may just be opening its log.
+    pacing: Backoff,
     /// The present life of every node, from Finding on.
     lives: BTreeMap<NodeId, Peer>,
     plan: Option<EpochPlan>,
@@ -184,6 +186,7 @@ impl Leader {
             revision: Revision(0),
             register_question: 0,
             backoff: Backoff::default(),
+            pacing: Backoff::default(),
             lives: BTreeMap::new(),
             plan: None,
             request: RequestId::ZERO,
@@ -253,7 +256,21 @@ impl Leader {
         self.phase = phase;
         self.since = cx.now;
         cx.note(Note::Phase { epoch: self.epoch, name: self.phase.name() });
-        cx.arm_after(RETRY, retry_after(cx));
+        self.pacing.reset();
+        self.arm_retry(cx);
+    }
+
+    /// A register is given its time, and so is an epoch that serves; nodes are asked again soon.
+    fn arm_retry(&mut self, cx: &mut Cx<'_>) {
+        let longest_ms = cx.knobs.recovery_retry_ms;
+        let wait = match self.phase {
+            Phase::Reading { .. }
+            | Phase::Claiming { .. }
+            | Phase::Publishing { .. }
+            | Phase::Serving => core::time::Duration::from_millis(longest_ms),
+            _ => self.pacing.next(longest_ms, cx.rng),
+        };
+        cx.arm_after(RETRY, wait);
     }
 
     /// A phase has taken too long: its questions are asked again.
@@ -281,7 +298,7 @@ impl Leader {
             Phase::Serving => self.watch(cx),
         }
         if !matches!(self.phase, Phase::Idle) {
-            cx.arm_after(RETRY, retry_after(cx));
+            self.arm_retry(cx);
         }
     }
 
@@ -333,10 +350,6 @@ impl Leader {
 fn list(what: &str, nodes: impl Iterator<Item = NodeId>) -> String {
     let names: Vec<String> = nodes.map(|node| node.to_string()).collect();
     format!("{what} {}", names.join(", "))
-}
-
-fn retry_after(cx: &Cx<'_>) -> core::time::Duration {
-    core::time::Duration::from_millis(cx.knobs.recovery_retry_ms)
 }
 
 /// RV of answers: everything acknowledged is at or below it, since an acknowledgement needs all log
