@@ -318,7 +318,9 @@ fn misplaced(entries: &[BlockEntry]) -> Option<(usize, &'static str)> {
 impl FrameHeader {
     /// What no header may say, whatever its table.
     fn contradiction(&self) -> Option<&'static str> {
-        if self.durable_sequence >= self.sequence {
+        if self.sequence == Sequence::MAX {
+            Some("no sequence can follow")
+        } else if self.durable_sequence >= self.sequence {
             Some("durable sequence and sequence")
         } else if self.previous_version >= self.version {
             Some("previous version and version")

@@ -290,7 +290,7 @@ impl<'a> Check<'a> {
         let last = built.tip;
         let pairs = [
             ("first sequence", found.first_sequence.0, built.first.sequence.0),
-            ("last sequence", found.last_sequence.0 + 1, last.sequence.0),
+            ("last sequence", found.last_sequence.0.saturating_add(1), last.sequence.0),
             ("last hash", u64::from(found.last_hash), u64::from(last.hash)),
             ("last version", found.last_version.0, last.version.0),
             ("last epoch", found.last_epoch.0, last.epoch.0),
