@@ -22,6 +22,8 @@
 
 mod batch;
 mod error;
+#[cfg(feature = "face")]
+mod face;
 mod interactive;
 pub mod session;
 mod transaction;
@@ -29,6 +31,11 @@ mod view;
 
 pub use batch::{Batch, Block, Delivered};
 pub use error::Error;
+#[cfg(feature = "face")]
+pub use face::{
+    Client, CommitFuture, ConnectError, ConnectOptions, Lane, LiveView, PendingTransaction, Pull,
+};
 pub use interactive::ReadTransaction;
+pub use session::{Committed, PullFrom, Pulled, TrimState};
 pub use transaction::{Transaction, conflict_key, conflict_key_end};
 pub use view::View;
