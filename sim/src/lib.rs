@@ -2,12 +2,17 @@
 #![forbid(unsafe_code)]
 
 pub mod clock;
+pub mod cluster;
 pub mod disk;
+pub mod faults;
 pub mod network;
 pub mod observe;
 pub mod oracle;
 pub mod process;
 pub mod random;
 pub mod register;
+pub mod run;
+pub mod swarm;
 pub mod trace;
+pub mod workload;
 pub mod world;

@@ -24,7 +24,7 @@ use crate::clock::Moment;
 use crate::random::{Randomness, delay_ns};
 
 /// How bad a network is.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize)]
 pub struct NetworkProfile {
     /// One-way latency's base, ns.
     pub latency_ns: u64,

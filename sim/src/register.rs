@@ -15,7 +15,7 @@ use crate::clock::Moment;
 use crate::random::delay_ns;
 
 /// How bad a register is.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize)]
 pub struct RegisterProfile {
     /// One way's base time, ns.
     pub latency_ns: u64,

@@ -29,7 +29,7 @@ use crate::register::{Consultation, Register, RegisterProfile};
 use crate::trace::Trace;
 
 /// What a world is made of.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Profile {
     /// The network.
     pub network: NetworkProfile,

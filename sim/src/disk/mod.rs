@@ -28,7 +28,7 @@ use crate::clock::Moment;
 use crate::random::delay_ns;
 
 /// How fast and how bad a disk is.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize)]
 pub struct DiskProfile {
     /// A request's base time, ns.
     pub request_ns: u64,

@@ -64,8 +64,13 @@ impl Consumers {
             Observation::Subscribed { consumer, streams, after } => {
                 let mut fresh =
                     Consumer { streams: streams.clone(), through: *after, next: BTreeMap::new() };
-                if *after == Version::ZERO {
-                    fresh.next = streams.iter().map(|stream| (*stream, Offset::ZERO)).collect();
+                for stream in streams.iter().filter(|stream| self.complete(**stream) >= *after) {
+                    let blocks = self.log.get(stream).into_iter().flatten();
+                    let last = blocks.filter(|(version, _)| *version <= after).last();
+                    let next = last.map_or(Offset::ZERO, |(_, block)| {
+                        block.base_offset.plus(u64::from(block.record_count))
+                    });
+                    fresh.next.insert(*stream, next);
                 }
                 self.consumers.insert(*consumer, fresh);
                 Ok(())
@@ -115,9 +120,8 @@ impl Consumers {
         self.nothing_missing(id, &consumer, after, through, blocks)?;
         consumer.through = through;
         for stream in &consumer.streams {
-            let reaches_back = consumer.next.contains_key(stream);
-            let known = self.complete.get(stream).copied().unwrap_or_default();
-            if reaches_back && after <= known {
+            let known = self.complete(*stream);
+            if after <= known {
                 self.complete.insert(*stream, known.max(through));
             }
         }

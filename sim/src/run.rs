@@ -1,0 +1,306 @@
+//! One run: a seed's cluster through its phases, judged all the way.
+//!
+//! ```text
+//! warm-up            chaos                       calm                    end
+//! streams created    faults from the list,       faults off, everybody   clients stop; every open call ends, every
+//!                    everyone comes back          back: liveness bound    consumer reads all; the final oracles
+//! ```
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use common::disk::File;
+use common::register::RegisterState;
+use common::{Mark, NodeId, Prng};
+use sequencer::leader::Topology;
+
+use crate::clock::Moment;
+use crate::cluster::Cluster;
+use crate::disk::Crash;
+use crate::faults::{self, Fault, Later};
+use crate::oracle::{Oracles, Probe, Violation};
+use crate::random::Randomness;
+use crate::swarm::Config;
+use crate::workload::{FIRST_CLIENT, Shared, SharedHandle};
+use crate::world::{Happened, World};
+
+const MS: u64 = 1_000_000;
+/// The streams are there within this, or something is stuck; ms.
+const WARM_UP_MS_MAX: u64 = 30_000;
+/// How long clients go on after the faults have stopped, ms.
+const AFTER_CHAOS_MS: u64 = 200;
+/// After the faults have stopped and the clients as well, everything ends within this, ms.
+const LIVENESS_MS: u64 = 60_000;
+/// Phases look around this often, ms.
+const LOOK_MS: u64 = 5;
+/// Events of a run, at most: more is a storm.
+const EVENTS_MAX: u64 = 20_000_000;
+
+/// What is wanted beside the verdict.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Options {
+    /// Keep the text of the trace.
+    pub with_text: bool,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The seed.
+    pub seed: u64,
+    /// The drawn configuration, as one JSON line.
+    pub config: String,
+    /// The trace's hash.
+    pub trace_hash: u128,
+    /// How many events there were.
+    pub events: u64,
+    /// Virtual time, ns.
+    pub simulated_ns: u64,
+    /// Commits that were acknowledged to clients.
+    pub acknowledged: u64,
+    /// How often each mark was hit.
+    pub marks: BTreeMap<Mark, u64>,
+    /// What was broken, if anything.
+    pub failure: Option<Violation>,
+    /// The last lines of the trace, when they were wanted.
+    pub text: Vec<String>,
+}
+
+/// Runs a seed.
+#[must_use]
+pub fn run(seed: u64, options: Options) -> Outcome {
+    let randomness = Randomness::new(seed);
+    let config = Config::draw(randomness);
+    let json = config.to_json();
+    let mut run = Run::new(config, randomness, options);
+    let judged = catch_unwind(AssertUnwindSafe(|| run.through_all_phases()));
+    let failure = match judged {
+        Ok(judged) => judged.err(),
+        Err(panic) => Some(Violation { rule: "panic", detail: panic_text(panic.as_ref()) }),
+    };
+    Outcome {
+        seed,
+        config: json,
+        trace_hash: run.world.trace().hash(),
+        events: run.world.trace().event_count(),
+        simulated_ns: run.world.now().0,
+        acknowledged: run.oracles.acknowledged_count(),
+        marks: run.marks,
+        failure,
+        text: run.world.trace().lines().to_vec(),
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message").to_owned()
+}
+
+struct Run {
+    config: Config,
+    world: World<Cluster>,
+    oracles: Oracles,
+    shared: SharedHandle,
+    nodes: Vec<NodeId>,
+    clients: Vec<NodeId>,
+    plan: Vec<(Moment, Fault)>,
+    /// What a wake-up number stands for.
+    later: BTreeMap<u64, Turn>,
+    next_turn: u64,
+    is_calm: bool,
+    marks: BTreeMap<Mark, u64>,
+    restarts: Prng,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Turn {
+    Fault(Fault),
+    Later(Later),
+}
+
+struct Eyes<'a>(&'a World<Cluster>);
+
+impl Probe for Eyes<'_> {
+    fn would_survive(&self, node: NodeId, file: File, offset: u64, bytes: u64) -> bool {
+        self.0.disk(node).would_survive(file, offset, bytes)
+    }
+
+    fn register(&self) -> RegisterState {
+        let (_, bytes) = self.0.register().peek();
+        RegisterState::decode(bytes).expect("the register holds what a leader wrote")
+    }
+}
+
+impl Run {
+    fn new(config: Config, randomness: Randomness, options: Options) -> Self {
+        let nodes: Vec<NodeId> = (1..=config.nodes).map(NodeId).collect();
+        let clients: Vec<NodeId> = (0..config.writers + config.consumers)
+            .map(|place| NodeId(FIRST_CLIENT + place))
+            .collect();
+        let shared = Shared::new(config.mix.clone(), config.knobs.clone(), nodes.clone());
+        let topology = Topology::single(nodes[0]);
+        let cluster = Cluster::new(topology, config.knobs.clone(), config.writers, shared.clone());
+        let profile = config.profile.clone();
+        let world = World::new(profile, randomness, cluster, options.with_text);
+        let plan = faults::plan(&config, &nodes, &clients, randomness);
+        Self {
+            config,
+            world,
+            oracles: Oracles::default(),
+            shared,
+            nodes,
+            clients,
+            plan,
+            later: BTreeMap::new(),
+            next_turn: 0,
+            is_calm: false,
+            marks: BTreeMap::new(),
+            restarts: randomness.stream("restarts", 0),
+        }
+    }
+
+    fn through_all_phases(&mut self) -> Result<(), Violation> {
+        self.world.say(|| "warm-up".to_owned());
+        for node in self.nodes.iter().chain(&self.clients) {
+            self.world.start(*node);
+        }
+        self.until("streams", WARM_UP_MS_MAX, |run| run.shared.borrow().has_streams())?;
+
+        self.world.say(|| "chaos".to_owned());
+        let begin = self.world.now();
+        for (at, fault) in core::mem::take(&mut self.plan) {
+            self.at(begin.plus_ns(at.0), Turn::Fault(fault));
+        }
+        self.advance(self.config.chaos_ms)?;
+
+        self.world.say(|| "calm".to_owned());
+        self.calm();
+        self.advance(AFTER_CHAOS_MS)?;
+
+        self.world.say(|| "end".to_owned());
+        self.shared.borrow_mut().is_stopping = true;
+        self.until("open calls", LIVENESS_MS, |run| {
+            run.shared.borrow().open_calls.values().all(|open| *open == 0)
+        })?;
+        let acknowledged = self.oracles.acknowledged();
+        self.until("consumers", LIVENESS_MS, |run| run.shared.borrow().consumed() >= acknowledged)?;
+        self.oracles.finish()
+    }
+
+    /// Goes on until something holds; a violation when it never does.
+    fn until(
+        &mut self,
+        what: &str,
+        ms_max: u64,
+        holds: impl Fn(&Self) -> bool,
+    ) -> Result<(), Violation> {
+        let deadline = self.world.now().plus_ns(ms_max * MS);
+        while !holds(self) {
+            if self.world.now() >= deadline {
+                let detail = format!("{what} not within {ms_max} ms: {}", self.lines().join("; "));
+                return Err(Violation { rule: "O16.liveness", detail });
+            }
+            self.advance(LOOK_MS)?;
+        }
+        Ok(())
+    }
+
+    fn lines(&self) -> Vec<String> {
+        use crate::process::Process as _;
+        let all = self.nodes.iter().chain(&self.clients);
+        let lines = all.map(|node| match self.world.process(*node) {
+            Some(process) => process.line(),
+            None => format!("{node} is down"),
+        });
+        lines.collect()
+    }
+
+    fn advance(&mut self, ms: u64) -> Result<(), Violation> {
+        let until = self.world.now().plus_ns(ms * MS);
+        // A wake-up at the end, so that time moves even when nothing happens.
+        self.world.wake(until, u64::MAX);
+        while self.world.step(until) {
+            self.judge()?;
+            for number in self.world.take_woken() {
+                if let Some(turn) = self.later.remove(&number) {
+                    self.turn(turn);
+                    self.judge()?;
+                }
+            }
+            let events = self.world.trace().event_count();
+            if events > EVENTS_MAX {
+                let detail = format!("{events} events in {:?}", self.world.now());
+                return Err(Violation { rule: "O15.storm", detail });
+            }
+        }
+        Ok(())
+    }
+
+    fn judge(&mut self) -> Result<(), Violation> {
+        for happened in self.world.take_happened() {
+            match &happened {
+                Happened::Mark(mark) => *self.marks.entry(*mark).or_default() += 1,
+                Happened::Halted(peer, halt) => {
+                    let fine = ["fsync_failed", "disk_error"].contains(&halt.reason);
+                    if !fine {
+                        let detail = format!("{peer:?}: {halt:?}");
+                        return Err(Violation { rule: "halted", detail });
+                    }
+                    // What a failed barrier left in the cache is not to be trusted: the machine goes too.
+                    self.world.disk_mut(peer.node).crash(Crash::PowerCut);
+                    let down = self.restarts.between(MS, 50 * MS);
+                    let back = self.world.now().plus_ns(down);
+                    self.at(back, Turn::Later(Later::Start(peer.node)));
+                }
+                _ => {}
+            }
+            self.oracles.judge(&happened, &Eyes(&self.world))?;
+        }
+        Ok(())
+    }
+
+    fn at(&mut self, at: Moment, turn: Turn) {
+        self.next_turn += 1;
+        self.later.insert(self.next_turn, turn);
+        self.world.wake(at, self.next_turn);
+    }
+
+    fn turn(&mut self, turn: Turn) {
+        match turn {
+            Turn::Fault(fault) if !self.is_calm => {
+                if let Some((at, later)) = faults::strike(&mut self.world, fault) {
+                    self.at(at, Turn::Later(later));
+                }
+            }
+            Turn::Fault(_) => {}
+            Turn::Later(later) => self.carry_out(later),
+        }
+    }
+
+    fn carry_out(&mut self, later: Later) {
+        match later {
+            Later::Start(node) => {
+                if self.world.live(node).is_none() {
+                    self.world.start(node);
+                }
+            }
+            Later::Unlimit(node) => self.world.disk_mut(node).limit(1 << 40),
+        }
+    }
+
+    /// Ends all faults; what has to be done later is done now.
+    fn calm(&mut self) {
+        self.is_calm = true;
+        self.world.calm();
+        for (_, turn) in core::mem::take(&mut self.later) {
+            if let Turn::Later(later) = turn {
+                self.carry_out(later);
+            }
+        }
+        for node in self.nodes.iter().chain(&self.clients) {
+            if self.world.live(*node).is_none() {
+                self.world.start(*node);
+            }
+        }
+    }
+}

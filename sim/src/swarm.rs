@@ -1,0 +1,198 @@
+//! Swarm testing: what a seed's run is made of.
+//!
+//! Each run enables a random *subset* of the faults and of the client operations, each with its own intensity: runs
+//! that do a little of everything all look the same. One run in twenty is calm. The whole draw prints as one JSON
+//! line before the first event.
+
+use std::collections::BTreeMap;
+
+use common::{Knobs, Prng};
+use serde::Serialize;
+
+use crate::disk::DiskProfile;
+use crate::network::NetworkProfile;
+use crate::random::{Randomness, log_uniform};
+use crate::register::RegisterProfile;
+use crate::workload::Mix;
+use crate::world::Profile;
+
+const MS: u64 = 1_000_000;
+
+/// How often each kind of fault comes, as the mean time between two, ms; 0 is never.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct FaultRates {
+    /// A node's process is killed.
+    pub kill_ms: u64,
+    /// A node's machine loses power.
+    pub power_cut_ms: u64,
+    /// A client's process is killed.
+    pub client_kill_ms: u64,
+    /// A node or a client pauses.
+    pub pause_ms: u64,
+    /// Two processes can't reach each other, in one direction or both.
+    pub cut_ms: u64,
+    /// What is sent between two processes is held back.
+    pub clog_ms: u64,
+    /// A connection breaks.
+    pub reset_ms: u64,
+    /// Nobody reaches the register.
+    pub register_outage_ms: u64,
+    /// A disk does nothing for a while.
+    pub disk_stall_ms: u64,
+    /// A disk is full for a while.
+    pub disk_full_ms: u64,
+    /// A barrier fails.
+    pub barrier_error_ms: u64,
+    /// How long what was killed stays away, ms, at most.
+    pub down_ms_max: u64,
+}
+
+/// What one seed's run is made of.
+#[derive(Clone, Debug, Serialize)]
+pub struct Config {
+    /// The seed.
+    pub seed: u64,
+    /// Whether there are no faults at all.
+    pub is_calm: bool,
+    /// How many nodes.
+    pub nodes: u64,
+    /// How many clients that write.
+    pub writers: u64,
+    /// How many clients that only consume.
+    pub consumers: u64,
+    /// How long the faulty part lasts, ms.
+    pub chaos_ms: u64,
+    /// The world.
+    pub profile: Profile,
+    /// Faults that come as events.
+    pub rates: FaultRates,
+    /// What clients do.
+    pub mix: Mix,
+    /// The knobs that differ from the simulator's everyday ones.
+    pub knobs_changed: BTreeMap<&'static str, u64>,
+    /// All knobs.
+    #[serde(skip)]
+    pub knobs: Knobs,
+}
+
+impl Config {
+    /// Draws the run of a seed.
+    #[must_use]
+    pub fn draw(randomness: Randomness) -> Self {
+        let mut prng = randomness.stream("swarm", 0);
+        let is_calm = prng.chance(1, 20);
+        let mut knobs = Knobs::small();
+        let everyday = knobs.clone();
+        if prng.chance(4, 5) {
+            knobs.randomize(&mut randomness.stream("knobs", 0));
+        }
+        knobs.check().expect("every draw keeps the relations");
+        let changed = knobs.list().into_iter().zip(everyday.list());
+        let knobs_changed = changed.filter(|(new, old)| new != old).map(|(new, _)| new).collect();
+        let consumers = prng.between(1, 3);
+        Self {
+            seed: randomness.seed(),
+            is_calm,
+            nodes: 1,
+            writers: prng.between(1, 8),
+            consumers,
+            chaos_ms: log_uniform(&mut prng, 300, 4_000),
+            profile: profile(is_calm, &mut randomness.stream("swarm profile", 0)),
+            rates: rates(is_calm, &mut randomness.stream("swarm rates", 0)),
+            mix: Mix::draw(&mut randomness.stream("swarm mix", 0)),
+            knobs_changed,
+            knobs,
+        }
+    }
+
+    /// One JSON line.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("plain data serializes")
+    }
+}
+
+/// Something log-uniform in a share of the runs, else nothing.
+fn sometimes(prng: &mut Prng, percent: u64, low: u64, high: u64) -> u64 {
+    // Both draws are always made, so that the share can be changed without shifting what follows.
+    let (on, value) = (prng.chance(percent, 100), log_uniform(prng, low, high));
+    if on { value } else { 0 }
+}
+
+fn profile(is_calm: bool, prng: &mut Prng) -> Profile {
+    let network = NetworkProfile {
+        latency_ns: log_uniform(prng, 20_000, 5 * MS),
+        tail_factor: prng.between(1, 100),
+        pair_extra_ns: sometimes(prng, 30, 100_000, 20 * MS),
+        loss_ppm: sometimes(prng, 40, 100, 100_000),
+        duplicate_ppm: sometimes(prng, 40, 1_000, 300_000),
+        reorder_ppm: sometimes(prng, 40, 1_000, 300_000),
+        reset_ppm: sometimes(prng, 50, 10, 5_000),
+        bit_flip_ppm: sometimes(prng, 50, 10, 5_000),
+        through_codec: prng.chance(1, 5),
+        idle_ns: log_uniform(prng, 100 * MS, 2_000 * MS),
+    };
+    let disk = DiskProfile {
+        request_ns: log_uniform(prng, 5_000, MS),
+        barrier_ns: log_uniform(prng, 20_000, 5 * MS),
+        page_ns: log_uniform(prng, 100, 20_000),
+        tail_factor: prng.between(1, 100),
+        barrier_errors_ppm: sometimes(prng, 10, 100, 10_000),
+        quota_bytes: 1 << 40,
+    };
+    let register = RegisterProfile {
+        latency_ns: log_uniform(prng, 100_000, 20 * MS),
+        lost_ppm: sometimes(prng, 40, 10_000, 300_000),
+        unavailable_ppm: sometimes(prng, 40, 10_000, 300_000),
+    };
+    let drift_ppm_max = sometimes(prng, 50, 100, 50_000);
+    if !is_calm {
+        return Profile { network, disk, register, drift_ppm_max };
+    }
+    Profile {
+        network: NetworkProfile {
+            latency_ns: network.latency_ns,
+            through_codec: network.through_codec,
+            ..NetworkProfile::default()
+        },
+        disk: DiskProfile { barrier_ns: disk.barrier_ns, ..DiskProfile::default() },
+        register: RegisterProfile::default(),
+        drift_ppm_max: 0,
+    }
+}
+
+fn rates(is_calm: bool, prng: &mut Prng) -> FaultRates {
+    let rates = FaultRates {
+        kill_ms: sometimes(prng, 60, 50, 2_000),
+        power_cut_ms: sometimes(prng, 60, 50, 2_000),
+        client_kill_ms: sometimes(prng, 30, 100, 2_000),
+        pause_ms: sometimes(prng, 30, 50, 2_000),
+        cut_ms: sometimes(prng, 30, 50, 2_000),
+        clog_ms: sometimes(prng, 40, 20, 2_000),
+        reset_ms: sometimes(prng, 40, 20, 2_000),
+        register_outage_ms: sometimes(prng, 25, 100, 2_000),
+        disk_stall_ms: sometimes(prng, 25, 50, 2_000),
+        disk_full_ms: sometimes(prng, 15, 100, 2_000),
+        barrier_error_ms: sometimes(prng, 15, 100, 2_000),
+        down_ms_max: log_uniform(prng, 1, 500),
+    };
+    if is_calm { FaultRates::default() } else { rates }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_draws_one_config_and_subsets_differ() {
+        let draw = |seed| Config::draw(Randomness::new(seed)).to_json();
+        assert_eq!(draw(1), draw(1));
+        let configs: Vec<Config> =
+            (0..300).map(|seed| Config::draw(Randomness::new(seed))).collect();
+        let share = |has: &dyn Fn(&Config) -> bool| configs.iter().filter(|of| has(of)).count();
+        assert!((3..40).contains(&share(&|of| of.is_calm)));
+        assert!((100..250).contains(&share(&|of| of.rates.kill_ms > 0)));
+        assert!((20..150).contains(&share(&|of| of.profile.network.through_codec)));
+        assert!((10..100).contains(&share(&|of| of.rates.disk_full_ms > 0)));
+    }
+}

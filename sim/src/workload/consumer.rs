@@ -1,0 +1,170 @@
+//! A consumer: follows all streams from its durable cursor, and folds the accounts at every version.
+
+use client::session::{Answer, PullFrom, Pulled, PullerId, Session};
+use client::{Batch, Block, Error};
+use common::record::{Op, Record};
+use common::{Code, Cx, StreamId};
+
+use super::actor::{Caller, Io};
+use super::plan::{balance_of, is_whole, txn_of};
+use super::{Cursor, FIRST_CLIENT};
+use crate::observe::{ConsumerId, Observation, SeenBlock, SeenSection};
+
+/// How long a consumer waits for streams and after errors, us.
+const RETRY_US: u64 = 5_000;
+
+#[derive(Debug, Default)]
+pub(super) struct Consumer {
+    puller: Option<PullerId>,
+    is_waiting: bool,
+}
+
+impl Consumer {
+    pub(super) fn work(&mut self, cx: &mut Cx<'_>, session: &mut Session, io: &mut Io) {
+        if self.is_waiting {
+            return;
+        }
+        let Some(puller) = self.puller.or_else(|| self.subscribe(cx, session, io)) else {
+            return rest(cx, io, RETRY_US);
+        };
+        self.puller = Some(puller);
+        self.is_waiting = true;
+        let call = io.call(Caller::Consumer);
+        session.pull(cx, call, puller);
+    }
+
+    fn subscribe(&self, cx: &mut Cx<'_>, session: &mut Session, io: &mut Io) -> Option<PullerId> {
+        let (streams, after) = {
+            let mut shared = io.shared.borrow_mut();
+            let mut streams: Vec<StreamId> =
+                shared.streams.iter().copied().collect::<Option<_>>()?;
+            streams.sort_unstable();
+            (streams, shared.cursors.entry(id(io)).or_default().through)
+        };
+        let from = PullFrom::after(streams.clone(), after);
+        match session.open_puller(cx, from) {
+            Ok(puller) => {
+                io.observe(Observation::Subscribed { consumer: id(io), streams, after });
+                Some(puller)
+            }
+            Err(error) => {
+                io.broken(format!("{:?} can't subscribe: {error}", id(io)));
+                None
+            }
+        }
+    }
+
+    pub(super) fn answered(
+        &mut self,
+        cx: &mut Cx<'_>,
+        session: &mut Session,
+        io: &mut Io,
+        result: Result<Answer, Error>,
+    ) {
+        self.is_waiting = false;
+        match result {
+            Ok(Answer::Pulled(pulled)) => self.pulled(io, &pulled),
+            Ok(other) => io.broken(format!("a pull was answered with {other:?}")),
+            Err(error) => {
+                let fine = [Code::TimedOut, Code::Recovering, Code::Overloaded];
+                if !fine.contains(&error.code()) && !error.is_retryable() {
+                    io.broken(format!("{:?}: {error}", id(io)));
+                }
+                if let Some(puller) = self.puller.take() {
+                    session.close_puller(cx, puller);
+                }
+                return rest(cx, io, RETRY_US);
+            }
+        }
+        let rest_us = {
+            let shared = io.shared.borrow();
+            if shared.is_stopping { 0 } else { shared.mix.consumer_rest_us }
+        };
+        match rest_us {
+            0 => self.work(cx, session, io),
+            rest_us => {
+                let wait = io.rng.below(rest_us) + 1;
+                rest(cx, io, wait);
+            }
+        }
+    }
+
+    fn pulled(&self, io: &mut Io, pulled: &Pulled) {
+        let (mut blocks, mut flaws) = (Vec::new(), Vec::new());
+        for block in pulled.batches.iter().flat_map(|batch| &batch.blocks) {
+            blocks.push(seen(block, &mut flaws));
+        }
+        let (after, through) = (pulled.after, pulled.through);
+        io.observe(Observation::Pulled { consumer: id(io), after, through, blocks });
+        {
+            let mut shared = io.shared.borrow_mut();
+            let accounts = shared.streams[0].expect("the consumer subscribed to it");
+            let cursor = shared.cursors.entry(id(io)).or_default();
+            for batch in &pulled.batches {
+                flaws.extend(fold(cursor, batch, accounts));
+            }
+            cursor.through = cursor.through.max(through);
+        }
+        flaws.into_iter().for_each(|flaw| io.broken(flaw));
+    }
+}
+
+const fn id(io: &Io) -> ConsumerId {
+    ConsumerId(io.me.node.0 - FIRST_CLIENT)
+}
+
+fn rest(cx: &Cx<'_>, io: &mut Io, wait_us: u64) {
+    io.wake(Caller::Consumer, cx.now.plus(core::time::Duration::from_micros(wait_us)));
+}
+
+/// Takes a version's balances in; the sum over all accounts is 0 at every version.
+fn fold(cursor: &mut Cursor, batch: &Batch, accounts: StreamId) -> Option<String> {
+    for block in batch.blocks.iter().filter(|block| block.stream == accounts) {
+        for delivered in block.records().ok()? {
+            let Record { op: Op::Put, key, value, .. } = delivered.record else { continue };
+            cursor.balances.insert(key.to_vec(), balance_of(&value).unwrap_or(i64::MIN / 2));
+        }
+    }
+    let sum: i128 = cursor.balances.values().map(|balance| i128::from(*balance)).sum();
+    (sum != 0).then(|| format!("the accounts sum to {sum} at {}", batch.version))
+}
+
+fn seen(block: &Block, flaws: &mut Vec<String>) -> SeenBlock {
+    let mut sections = Vec::new();
+    let mut checksum = 0x811c_9dc5_u32;
+    for (_, section) in block.sections() {
+        for byte in &section.records {
+            checksum = (checksum ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+        }
+        sections.push(SeenSection {
+            index: section.index,
+            record_count: section.record_count,
+            txn: None,
+        });
+    }
+    match block.records() {
+        Err(error) => flaws.push(format!("{} {}: {error}", block.stream, block.version)),
+        Ok(records) => {
+            for delivered in &records {
+                let txn = txn_of(&delivered.record.value);
+                let index = delivered.position.index;
+                let section = sections.iter_mut().find(|section| section.index == index);
+                let section = section.expect("every record is of a section");
+                let same = section.txn.is_none() || section.txn == txn;
+                let whole = delivered.record.op != Op::Append || is_whole(&delivered.record.value);
+                if txn.is_none() || !same || !whole {
+                    flaws.push(format!("a damaged record at {:?}", delivered.position));
+                }
+                section.txn = txn;
+            }
+        }
+    }
+    SeenBlock {
+        stream: block.stream,
+        version: block.version,
+        base_offset: block.base_offset,
+        record_count: block.record_count,
+        checksum,
+        sections,
+    }
+}

@@ -1,0 +1,437 @@
+//! A writer: draws operations and tells what became of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use client::Error;
+use client::View;
+use client::session::{Answer, CallId, Committed, PullFrom, PullerId, Session};
+use common::{Code, Cx, IdempotencyId, StreamId, Version};
+
+use super::actor::{Caller, Io};
+use super::plan::{Naming, Plan, Span, Write, balance_of, balance_value, event_value};
+use super::{Mix, stream_name};
+use crate::observe::{Observation, TxnId};
+
+/// Versions that an ancient read lies behind, at most.
+const ANCIENT_VERSIONS: u64 = 30_000_000;
+
+/// What a call was for.
+#[derive(Clone, Debug)]
+enum Doing {
+    Commit(TxnId),
+    /// A read version, and what it is for.
+    ReadVersion(u64, Next),
+    Follow,
+    Trim(StreamId),
+    Describe,
+    Create(usize),
+    Resolve(usize),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Next {
+    Nothing,
+    Transfer,
+    Points,
+    Ranges,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Writer {
+    doing: BTreeMap<CallId, Doing>,
+    /// Streams that this writer is finding out about.
+    finding: BTreeSet<usize>,
+    follower: Option<PullerId>,
+    is_following: bool,
+    view: View,
+    /// Transfers that wait until the view has reached their read version.
+    waiting: Vec<Version>,
+    reads_asked: u64,
+    newest_read: Version,
+    has_resubmitted: bool,
+}
+
+impl Writer {
+    pub(super) fn work(&mut self, cx: &mut Cx<'_>, session: &mut Session, io: &mut Io) {
+        let (is_stopping, has_streams, mix) = {
+            let shared = io.shared.borrow();
+            (shared.is_stopping, shared.has_streams(), shared.mix.clone())
+        };
+        let wait = io.rng.below(2 * mix.think_us) + 1;
+        io.wake(Caller::Writer, cx.now.plus(core::time::Duration::from_micros(wait)));
+        if !has_streams {
+            return self.find_streams(cx, session, io);
+        }
+        self.resubmit(cx, session, io);
+        if is_stopping {
+            self.waiting.clear();
+            return;
+        }
+        if (self.doing.len() as u64) < mix.calls_max {
+            self.operate(cx, session, io, &mix);
+        }
+    }
+
+    fn start(&mut self, io: &mut Io, doing: Doing) -> CallId {
+        let call = io.call(Caller::Writer);
+        self.doing.insert(call, doing);
+        call
+    }
+
+    fn find_streams(&mut self, cx: &mut Cx<'_>, session: &mut Session, io: &mut Io) {
+        let missing: Vec<usize> = {
+            let shared = io.shared.borrow();
+            let all = shared.streams.iter().enumerate();
+            all.filter(|(_, id)| id.is_none()).map(|(place, _)| place).collect()
+        };
+        for place in missing {
+            if self.finding.insert(place) {
+                let call = self.start(io, Doing::Create(place));
+                session.create_stream(cx, call, &stream_name(place));
+            }
+        }
+    }
+
+    /// What an earlier life of this client left open is tried again under its own name.
+    fn resubmit(&mut self, cx: &mut Cx<'_>, session: &mut Session, io: &mut Io) {
+        if core::mem::replace(&mut self.has_resubmitted, true) {
+            return;
+        }
+        let left: Vec<Plan> = {
+            let shared = io.shared.borrow();
+            let mine = shared.unsettled.get(&io.me.node);
+            mine.into_iter().flat_map(BTreeMap::values).cloned().collect()
+        };
+        for plan in left {
+            self.submit(cx, session, io, plan);
+        }
+    }
+
+    fn operate(&mut self, cx: &mut Cx<'_>, session: &mut Session, io: &mut Io, mix: &Mix) {
+        let shares = [
+            mix.append,
+            mix.transfer,
+            mix.points,
+            mix.ranges,
+            mix.twice,
+            mix.at_most_once,
+            mix.ancient,
+            mix.read_version,
+            mix.describe,
+            mix.trim,
+        ];
+        let mut drawn = io.rng.below(shares.iter().sum::<u64>().max(1));
+        let choice = shares.iter().position(|share| match drawn.checked_sub(*share) {
+            Some(rest) => {
+                drawn = rest;
+                false
+            }
+            None => true,
+        });
+        match choice {
+            Some(1) => self.read_then(cx, session, io, Next::Transfer),
+            Some(2) => self.read_then(cx, session, io, Next::Points),
+            Some(3) => self.read_then(cx, session, io, Next::Ranges),
+            Some(4) => {
+                let mut plan = events(io, mix);
+                plan.naming = Naming::Application(IdempotencyId(io.rng.bytes16()));
+                self.submit(cx, session, io, plan.clone());
+                self.submit(cx, session, io, plan);
+            }
+            Some(5) => {
+                let mut plan = events(io, mix);
+                plan.naming = Naming::None;
+                self.submit(cx, session, io, plan);
+            }
+            Some(6) => {
+                let version = self.newest_read.minus_saturating(io.rng.below(ANCIENT_VERSIONS));
+                let plan = points(io, mix, version);
+                self.submit(cx, session, io, plan);
+            }
+            Some(7) => self.read_then(cx, session, io, Next::Nothing),
+            Some(8) => {
+                let streams = user_streams(io);
+                let call = self.start(io, Doing::Describe);
+                session.describe(cx, call, streams);
+            }
+            Some(9) => self.trim(cx, session, io),
+            _ => {
+                let mut plan = events(io, mix);
+                if io.rng.chance(1, 2) {
+                    plan.naming = Naming::Application(IdempotencyId(io.rng.bytes16()));
+                }
+                self.submit(cx, session, io, plan);
+            }
+        }
+    }
+
+    fn submit(&mut self, cx: &mut Cx<'_>, session: &mut Session, io: &mut Io, plan: Plan) {
+        io.observe(Observation::Submitted(Box::new(plan.submission())));
+        let call = self.start(io, Doing::Commit(plan.txn));
+        session.commit(cx, call, plan.transaction());
+        if matches!(plan.naming, Naming::Application(_)) {
+            let mut shared = io.shared.borrow_mut();
+            shared.unsettled.entry(io.me.node).or_default().insert(plan.txn, plan);
+        }
+    }
+
+    fn read_then(&mut self, cx: &mut Cx<'_>, session: &mut Session, io: &mut Io, next: Next) {
+        self.reads_asked += 1;
+        let number = self.reads_asked;
+        io.observe(Observation::AskedReadVersion { number });
+        let call = self.start(io, Doing::ReadVersion(number, next));
+        session.read_version(cx, call);
+    }
+
+    /// Only what every consumer has read, and never the accounts: new followers read them from the start.
+    fn trim(&mut self, cx: &mut Cx<'_>, session: &mut Session, io: &mut Io) {
+        let streams = user_streams(io);
+        let stream = *io.rng.pick(&streams[1..]);
+        let through = io.shared.borrow().consumed();
+        io.observe(Observation::AskedTrim { stream, through });
+        let call = self.start(io, Doing::Trim(stream));
+        session.trim(cx, call, stream, through);
+    }
+
+    pub(super) fn answered(
+        &mut self,
+        cx: &mut Cx<'_>,
+        session: &mut Session,
+        io: &mut Io,
+        call: CallId,
+        result: Result<Answer, Error>,
+    ) {
+        let doing = self.doing.remove(&call).expect("every call is for something");
+        match (doing, result) {
+            (Doing::Commit(txn), Ok(Answer::Committed(committed))) => {
+                self.committed(io, txn, committed);
+            }
+            (Doing::Commit(txn), Err(error)) => self.not_committed(io, txn, &error),
+            (Doing::ReadVersion(number, next), Ok(Answer::ReadVersion(version))) => {
+                io.observe(Observation::GotReadVersion { number, version });
+                self.newest_read = self.newest_read.max(version);
+                self.go_on(cx, session, io, next, version);
+            }
+            (Doing::Follow, Ok(Answer::Pulled(pulled))) => {
+                self.is_following = false;
+                if let Err(error) = self.view.follow(&pulled.batches, pulled.through) {
+                    io.broken(format!("the view: {error}"));
+                }
+                self.transfer_all(cx, session, io);
+            }
+            (Doing::Follow, Err(_)) => {
+                self.is_following = false;
+                self.waiting.clear();
+                if let Some(follower) = self.follower.take() {
+                    session.close_puller(cx, follower);
+                }
+            }
+            (Doing::Trim(stream), Ok(Answer::Trimmed(state))) => {
+                let (through, first_offset) = (state.through, state.first_offset);
+                io.observe(Observation::GotTrim { stream, through, first_offset });
+            }
+            (Doing::Describe, Ok(Answer::Described(states))) => {
+                for state in states {
+                    io.observe(Observation::Described {
+                        stream: state.stream,
+                        first_offset: state.first_offset,
+                        next_offset: state.next_offset,
+                        trimmed_through: state.trimmed_through,
+                    });
+                }
+            }
+            (Doing::Create(place), Ok(Answer::Created(id)))
+            | (Doing::Resolve(place), Ok(Answer::Resolved(Some(id)))) => {
+                self.finding.remove(&place);
+                let known = io.shared.borrow_mut().streams[place].replace(id);
+                if known.is_some_and(|known| known != id) {
+                    io.broken(format!("stream {place} was {known:?} and is {id}"));
+                }
+            }
+            (Doing::Create(place), Err(error)) if error.code() == Code::StreamExists => {
+                let call = self.start(io, Doing::Resolve(place));
+                session.resolve_stream(cx, call, &stream_name(place));
+            }
+            (Doing::Create(place) | Doing::Resolve(place), Ok(Answer::Resolved(None)) | Err(_)) => {
+                self.finding.remove(&place);
+            }
+            (_, Err(_)) => {}
+            (doing, Ok(answer)) => io.broken(format!("{doing:?} was answered with {answer:?}")),
+        }
+    }
+
+    fn committed(&self, io: &mut Io, txn: TxnId, committed: Committed) {
+        let Committed { position, offsets, .. } = committed;
+        let known = offsets.iter().filter_map(|(stream, offset)| Some((*stream, (*offset)?)));
+        io.observe(Observation::Committed { txn, position, offsets: known.collect() });
+        io.shared.borrow_mut().committed_count += 1;
+        settle(io, txn);
+    }
+
+    fn not_committed(&self, io: &mut Io, txn: TxnId, error: &Error) {
+        if matches!(error, Error::Unknown(_)) {
+            return;
+        }
+        let code = error.code();
+        let expected = [
+            Code::Conflict,
+            Code::TooOld,
+            Code::Overloaded,
+            Code::DiskFull,
+            Code::Recovering,
+            Code::TimedOut,
+            Code::WrongEpoch,
+            Code::Locked,
+            Code::NotHere,
+            Code::FutureVersion,
+            Code::TransactionTooLarge,
+        ];
+        if !expected.contains(&code) {
+            io.broken(format!("{txn:?} was refused: {error}"));
+        }
+        io.observe(Observation::NotCommitted { txn, code, version: None });
+        settle(io, txn);
+    }
+
+    fn go_on(
+        &mut self,
+        cx: &mut Cx<'_>,
+        session: &mut Session,
+        io: &mut Io,
+        next: Next,
+        version: Version,
+    ) {
+        let mix = io.shared.borrow().mix.clone();
+        if io.shared.borrow().is_stopping {
+            return;
+        }
+        match next {
+            Next::Nothing => {}
+            Next::Points => {
+                let plan = points(io, &mix, version);
+                self.submit(cx, session, io, plan);
+            }
+            Next::Ranges => {
+                let plan = ranges(io, &mix, version);
+                self.submit(cx, session, io, plan);
+            }
+            Next::Transfer => {
+                self.waiting.push(version);
+                self.transfer_all(cx, session, io);
+            }
+        }
+    }
+
+    /// Makes the transfers whose read version the view has reached; follows the accounts for the others.
+    fn transfer_all(&mut self, cx: &mut Cx<'_>, session: &mut Session, io: &mut Io) {
+        let through = self.view.through();
+        let (ready, rest): (Vec<Version>, Vec<Version>) =
+            self.waiting.drain(..).partition(|version| *version <= through);
+        self.waiting = rest;
+        for version in ready {
+            let plan = self.transfer(io, version);
+            self.submit(cx, session, io, plan);
+        }
+        if self.waiting.is_empty() || self.is_following {
+            return;
+        }
+        let accounts = io.shared.borrow().streams[0].expect("operations begin with all streams");
+        let from = PullFrom::after(vec![accounts], through);
+        let follower = self.follower.map_or_else(|| session.open_puller(cx, from).ok(), Some);
+        let Some(follower) = follower else { return };
+        self.follower = Some(follower);
+        self.is_following = true;
+        let call = self.start(io, Doing::Follow);
+        session.pull(cx, call, follower);
+    }
+
+    fn transfer(&self, io: &mut Io, version: Version) -> Plan {
+        let (keys, accounts) = {
+            let shared = io.shared.borrow();
+            (shared.mix.keys, shared.streams[0].expect("operations begin with all streams"))
+        };
+        let from = io.rng.below(keys);
+        let to = (from + 1 + io.rng.below(keys - 1)) % keys;
+        let amount = io.rng.between(1, 100) as i64;
+        let mut plan = Plan::new(io.shared.borrow_mut().name_txn());
+        plan.read_version = Some(version);
+        let mut writes = Vec::new();
+        for (account, change) in [(from, -amount), (to, amount)] {
+            let key = account_key(account);
+            let value = self.view.value(accounts, &key, version);
+            let value = value.expect("the view has reached the version");
+            let balance = value.and_then(|value| balance_of(&value)).unwrap_or(0) + change;
+            plan.reads.push(Span::Point(key.clone()));
+            plan.writes.push(Span::Point(key.clone()));
+            writes.push(Write::Put(key, balance_value(plan.txn, balance)));
+        }
+        plan.records.push((accounts, writes));
+        plan
+    }
+}
+
+fn settle(io: &Io, txn: TxnId) {
+    let mut shared = io.shared.borrow_mut();
+    if let Some(mine) = shared.unsettled.get_mut(&io.me.node) {
+        mine.remove(&txn);
+    }
+}
+
+fn user_streams(io: &Io) -> Vec<StreamId> {
+    io.shared.borrow().streams.iter().copied().flatten().collect()
+}
+
+fn account_key(account: u64) -> Vec<u8> {
+    format!("account-{account:04}").into_bytes()
+}
+
+fn conflict_key(key: u64) -> Vec<u8> {
+    format!("key-{key:04}").into_bytes()
+}
+
+/// Events on one or some of the streams behind the accounts.
+fn events(io: &mut Io, mix: &Mix) -> Plan {
+    let mut plan = Plan::new(io.shared.borrow_mut().name_txn());
+    add_events(io, mix, &mut plan);
+    plan
+}
+
+fn add_events(io: &mut Io, mix: &Mix, plan: &mut Plan) {
+    let mut streams = user_streams(io).split_off(1);
+    streams.sort_unstable();
+    let first = io.rng.below(streams.len() as u64) as usize;
+    for (place, stream) in streams.into_iter().enumerate() {
+        if place != first && !io.rng.chance(1, 4) {
+            continue;
+        }
+        let count = io.rng.between(1, 3);
+        let mut draw = || Write::Append(event_value(plan.txn, io.rng.below(mix.record_bytes_max)));
+        plan.records.push((stream, (0..count).map(|_| draw()).collect()));
+    }
+}
+
+fn points(io: &mut Io, mix: &Mix, version: Version) -> Plan {
+    let mut plan = events(io, mix);
+    plan.read_version = Some(version);
+    for _ in 0..io.rng.between(1, 3) {
+        plan.reads.push(Span::Point(conflict_key(io.rng.below(mix.keys))));
+        plan.writes.push(Span::Point(conflict_key(io.rng.below(mix.keys))));
+    }
+    plan
+}
+
+fn ranges(io: &mut Io, mix: &Mix, version: Version) -> Plan {
+    let mut plan = events(io, mix);
+    plan.read_version = Some(version);
+    let mut span = || {
+        let (a, b) = (io.rng.below(mix.keys), io.rng.below(mix.keys));
+        match io.rng.below(10) {
+            0 => Span::Range(Vec::new(), vec![0xff]),
+            1 => Span::Range(conflict_key(a), conflict_key(a)),
+            _ => Span::Range(conflict_key(a.min(b)), conflict_key(a.max(b) + 1)),
+        }
+    };
+    plan.reads = vec![span()];
+    plan.writes = vec![span()];
+    plan
+}
