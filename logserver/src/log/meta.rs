@@ -67,6 +67,11 @@ impl MetaSlots {
         self.persisted
     }
 
+    /// Whether everything that is wanted is persisted.
+    pub(super) const fn is_settled(&self) -> bool {
+        !self.is_dirty && self.written == self.persisted
+    }
+
     pub(super) const fn locked(&self) -> Epoch {
         self.locked
     }

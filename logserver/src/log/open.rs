@@ -9,7 +9,7 @@
 //! - A torn tail is cut where the next segment, or nothing, goes on; the log always continues in a new segment,
 //!   so that what was cut can't become valid again.
 //! - Anything else that is damaged ends the process with a report; nothing is changed on the disk (`corrupt_log`).
-//! - Where an epoch begins, frames of older ones above its recovery version are dropped.
+//! - Blocks that a later epoch dropped, by its start in the meta, are passed over.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -54,8 +54,6 @@ pub(super) struct Opening {
     /// The segment that is being read: those below are done.
     current: Option<SegmentId>,
     scan: Option<Scan>,
-    /// An epoch start above the last that was applied.
-    epoch: Epoch,
     torn_frames: u64,
     /// A torn end that the next segment must agree with.
     torn: Option<(SegmentId, String)>,
@@ -424,11 +422,7 @@ impl Log {
         };
         let last = segment.last;
         self.segments.insert(id, segment);
-        let mut starts = footer.epoch_starts.iter().copied().peekable();
         for entry in &footer.entries {
-            while let Some(start) = starts.next_if(|start| start.epoch <= entry.epoch) {
-                self.enter_epoch(start);
-            }
             let block = BlockRef {
                 version: entry.version,
                 commit_time: entry.commit_time,
@@ -439,40 +433,39 @@ impl Log {
                 segment: id,
                 at: entry.offset,
             };
-            self.restore_block(id, entry.stream, block)?;
+            self.restore_block(id, entry.stream, entry.epoch, block)?;
         }
-        starts.for_each(|start| self.enter_epoch(start));
-        self.enter_tip(last);
-        Ok(())
+        self.enter_tip(id, last)
     }
 
-    /// Frames of older epochs above the start's recovery version are no part of history.
-    fn enter_epoch(&mut self, start: EpochStart) {
-        // Epochs that recruited this server and left no frame dropped their share, too.
-        let silent: Vec<EpochStart> = self
-            .meta
-            .epochs()
-            .iter()
-            .copied()
-            .filter(|known| known.epoch < start.epoch)
-            .chain([start])
-            .collect();
-        for start in silent {
-            if start.epoch > self.opening().epoch {
-                self.opening().epoch = start.epoch;
-                self.drop_above(start.previous_version);
-                self.last = self.last.min(start.previous_version);
-            }
+    fn enter_tip(&mut self, id: SegmentId, tip: Tip) -> Judged<()> {
+        // A recruitment is persisted before its epoch's first frame is accepted.
+        let known = self.meta.epoch();
+        if tip.epoch > known {
+            let epoch = tip.epoch;
+            return corrupt(format!("segment {id} has frames of {epoch}, the meta knows {known}"));
         }
-    }
-
-    fn enter_tip(&mut self, tip: Tip) {
         self.tip = tip;
         self.last = tip.version;
         self.known_committed = self.known_committed.max(tip.known_committed);
+        Ok(())
     }
 
-    fn restore_block(&mut self, id: SegmentId, stream: StreamId, block: BlockRef) -> Judged<()> {
+    /// Enters a block of a frame of `epoch`, unless a later epoch dropped it: then its neighbours may be gone.
+    fn restore_block(
+        &mut self,
+        id: SegmentId,
+        stream: StreamId,
+        epoch: Epoch,
+        block: BlockRef,
+    ) -> Judged<()> {
+        let starts = self.meta.epochs().iter();
+        let is_dropped = |start: &EpochStart| {
+            start.epoch > epoch && start.previous_version < block.version
+        };
+        if starts.copied().any(|start| is_dropped(&start)) {
+            return Ok(());
+        }
         match self.index.restore(stream, block) {
             Ok(is_live) => {
                 let segment = self.segments.get_mut(&id).expect("it was just entered");
@@ -600,10 +593,6 @@ impl Log {
             self.segments.insert(id, segment);
         }
         let epoch_before = self.segments[&id].last_epoch();
-        if header.epoch > self.opening().epoch {
-            let (epoch, previous_version) = (header.epoch, header.previous_version);
-            self.enter_epoch(EpochStart { epoch, previous_version });
-        }
         let segment = self.segments.get_mut(&id).expect("it was just entered");
         segment.enter_frame(header, epoch_before, frame.offset);
         let tip = Tip {
@@ -621,10 +610,9 @@ impl Log {
             segment.enter_block(header, entry.stream, &block);
             // Counted again by `restore_block`, which knows whether it is trimmed.
             segment.live_blocks -= 1;
-            self.restore_block(id, entry.stream, block)?;
+            self.restore_block(id, entry.stream, header.epoch, block)?;
         }
-        self.enter_tip(tip);
-        Ok(())
+        self.enter_tip(id, tip)
     }
 
     fn finish_scan(&mut self, cx: &mut Cx<'_>, id: SegmentId) -> Judged<()> {
@@ -661,13 +649,10 @@ impl Log {
             let found = self.tip.sequence;
             return corrupt(format!("the log was closed in order at {last} and ends at {found}"));
         }
-        // Epochs that recruited this server and left no frame, or none above the last one's.
-        if let Some(start) = self.meta.epochs().last().copied() {
-            let is_silent = start.epoch > self.tip.epoch;
-            self.enter_epoch(start);
-            if is_silent {
-                self.last = start.previous_version;
-            }
+        // An epoch that recruited this server and left no frame.
+        let latest = self.meta.epochs().last().copied();
+        if let Some(start) = latest.filter(|start| start.epoch > self.tip.epoch) {
+            self.last = start.previous_version;
         }
         self.durable_sequence = self.tip.sequence;
         self.durable = self.last;

@@ -345,9 +345,10 @@ impl Log {
         }
     }
 
-    /// Lets segments go whose blocks are all trimmed; the trims are persisted (I13).
+    /// Lets segments go whose blocks are all trimmed or dropped.
     pub(super) fn recycle(&mut self, cx: &mut Cx<'_>) {
-        if !matches!(self.phase, Phase::Open) {
+        // I13: trims, and epoch starts that dropped blocks, are persisted before segments go.
+        if !matches!(self.phase, Phase::Open) || !self.meta.is_settled() {
             return;
         }
         // The segment of the newest frame stays: the chain goes on from there after a restart.

@@ -153,6 +153,13 @@ impl MemoryDisk {
         self.capacity_bytes.saturating_sub(used)
     }
 
+    /// The asker is gone, the power is not: nothing that waits is carried out.
+    pub fn forget(&mut self) {
+        self.log_lane.clear();
+        self.background_lane.clear();
+        self.reads.clear();
+    }
+
     /// A power cut: what waits is carried out in part or not at all, what was not synced is kept, lost or torn
     /// page by page.
     pub fn crash(&mut self, prng: &mut Prng) {

@@ -177,6 +177,7 @@ impl Rig {
     pub(crate) fn restart(&mut self) {
         self.me.incarnation = Incarnation(self.me.incarnation.0 + 1);
         self.server = LogServer::new(NODE);
+        self.disk.forget();
         self.timers.clear();
         self.sent.clear();
         self.run(|server, cx| server.open(cx));

@@ -1,3 +1,10 @@
 //! The role on a disk in memory.
 
+mod crash;
+mod damage;
+mod epoch;
+mod ids;
+mod pull;
 mod push;
+mod space;
+mod trim;
