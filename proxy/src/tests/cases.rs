@@ -329,24 +329,89 @@ fn unknown_streams_wait_for_the_catalog_and_are_refused() {
 }
 
 #[test]
-fn two_proxies_that_create_one_name_at_once_conflict() {
+fn two_proxies_that_create_one_name_or_one_id_at_once_conflict() {
     let mut world = World::serving(plan(2, &["", "g"], 2, 2), Knobs::small(), CALM, 1);
-    let read_version = world.read_version(client(0), 0, 100);
-    for index in 0..2 {
-        let create = create(1, "same", StreamId(30 + u64::from(index)));
-        let create = CommitRequest { read_version, ..create };
-        world.send(client(u64::from(index)), index, create);
+    let pairs = [(1, ["same", "same"], [30, 31]), (2, ["one", "other"], [40, 40])];
+    for (number, names, ids) in pairs {
+        let read_version = world.read_version(client(0), 0, 100 + number);
+        for index in 0..2 {
+            let place = usize::from(index);
+            let create = create(number, names[place], StreamId(ids[place]));
+            let create = CommitRequest { read_version, ..create };
+            world.send(client(u64::from(index)), index, create);
+        }
+        world.run_for(500);
+        let outcomes: Vec<CommitOutcome> =
+            (0..2).map(|index| world.outcome(client(index), RequestId(number)).unwrap()).collect();
+        let committed = outcomes.iter().filter(|outcome| is_committed(outcome)).count();
+        assert_eq!(committed, 1, "{outcomes:?}");
+        let names_none = |outcome: &CommitOutcome| match outcome {
+            CommitOutcome::Conflict { ranges, .. } => ranges.is_empty(),
+            CommitOutcome::Refused(refusal) => refusal.code() == Code::StreamExists,
+            _ => false,
+        };
+        assert!(outcomes.iter().any(names_none), "{outcomes:?}");
     }
-    world.run_for(500);
-    let outcomes: Vec<CommitOutcome> =
-        (0..2).map(|index| world.outcome(client(index), RequestId(1)).unwrap()).collect();
-    assert_eq!(outcomes.iter().filter(|outcome| is_committed(outcome)).count(), 1, "{outcomes:?}");
-    let names_none = |outcome: &CommitOutcome| match outcome {
-        CommitOutcome::Conflict { ranges, .. } => ranges.is_empty(),
-        CommitOutcome::Refused(refusal) => refusal.code() == Code::StreamExists,
-        _ => false,
-    };
-    assert!(outcomes.iter().any(names_none), "{outcomes:?}");
+}
+
+#[test]
+fn a_creation_waits_until_the_view_has_passed_its_read_version() {
+    let mut world = World::serving(plan(2, &[""], 2, 1), Knobs::small(), CALM, 1);
+    // The first creation is durable on one log server only.
+    world.cut.push((None, Some(log_server(1)), "Push"));
+    let read_version = world.read_version(client(0), 0, 100);
+    let first = CommitRequest { read_version, ..create(1, "same", StreamId(30)) };
+    world.send(client(0), 0, first);
+    world.run_for(100);
+    assert_eq!(world.outcome(client(0), RequestId(1)), None);
+    // The read version comes from that server, the round at the gate from the other one.
+    world.cut.push((Some(log_server(1)), None, "Confirmed"));
+    let read_version = world.read_version(client(1), 1, 100);
+    world.cut.pop();
+    world.cut.push((Some(log_server(0)), None, "Confirmed"));
+    let second = CommitRequest { read_version, ..create(1, "same", StreamId(31)) };
+    world.send(client(1), 1, second);
+    world.run_for(200);
+    assert_eq!(world.outcome(client(1), RequestId(1)), None, "it could not know");
+    assert_eq!(world.status(1).catalog_waiting_count, 1);
+    world.cut.clear();
+    world.run_for(1000);
+    assert!(is_committed(&world.outcome(client(0), RequestId(1)).unwrap()));
+    let second = world.outcome(client(1), RequestId(1)).unwrap();
+    assert_eq!(code(&second), Some(Code::StreamExists));
+}
+
+#[test]
+fn a_read_version_is_the_minimum_of_the_answers() {
+    let mut world = World::serving(plan(1, &[""], 2, 2), Knobs::small(), CALM, 1);
+    world.run_for(5);
+    let known = world.status(0).known_committed;
+    world.cut.push((None, Some(log_server(1)), "Push"));
+    world.send(client(0), 0, append(1, "on one server"));
+    world.run_for(10);
+    assert!(world.logs[0].versions.keys().next_back() > Some(&known));
+    assert_eq!(world.read_version(client(1), 0, 2), known);
+}
+
+#[test]
+fn a_proxy_that_missed_the_news_asks_for_it() {
+    let knobs = Knobs { life_versions: 50_000, ..Knobs::small() };
+    let mut world = World::serving(plan(2, &[""], 1, 1), knobs, CALM, 1);
+    world.cut.push((None, Some(proxy(0)), "Durable"));
+    for number in 1..=5 {
+        assert!(is_committed(&world.settle(client(1), 1, &request(number))));
+        world.run_for(20);
+    }
+    world.send(client(0), 0, append(1, "x"));
+    world.run_for(10);
+    let status = world.status(0);
+    assert!(status.batches[0].waits_for.contains("LIFE"), "{status:#?}");
+    world.run_for(200);
+    let version = world.status(0).batches[0].version.unwrap();
+    assert!(world.logs[0].versions.contains_key(&version), "it has been pushed");
+    world.cut.clear();
+    world.run_for(200);
+    assert!(is_committed(&world.outcome(client(0), RequestId(1)).unwrap()));
 }
 
 #[test]

@@ -39,11 +39,17 @@ fn early_ones_wait_and_positions_follow_the_sequence() {
 
 #[test]
 fn one_that_fails_takes_down_those_behind_it_in_every_phase() {
-    let knobs = Knobs { batch_transactions_max: 1, batches_in_flight_max: 2, ..Knobs::small() };
+    let knobs = Knobs {
+        batch_transactions_max: 1,
+        batches_in_flight_max: 3,
+        heartbeat_ms: 10_000,
+        ..Knobs::small()
+    };
     let mut world = World::serving(one(), knobs, CALM, 1);
     let write = CommitRequest { writes: points(&["k"]), ..request(1) };
     assert!(matches!(world.settle(client(0), 0, &write), CommitOutcome::Committed { .. }));
     world.cut.push((None, None, "Resolved"));
+    let asked = world.sent["VersionRequest"];
     // 2 commits; 3 conflicts; 4 is in a later batch, 5 gathers, 7 waits for 6.
     for (number, sequence) in [(2, 0), (3, 1), (4, 2), (5, 3), (7, 5)] {
         let mut next = in_lane(append(number, "x"), 1, sequence);
@@ -53,7 +59,7 @@ fn one_that_fails_takes_down_those_behind_it_in_every_phase() {
         world.send(client(0), 0, next);
         world.run_for(1);
     }
-    assert_eq!(world.status(0).batches.len(), 2);
+    assert_eq!(world.status(0).batches.len(), 3);
     let other = in_lane(append(8, "another lane"), 2, 0);
     world.send(client(0), 0, other);
     world.cut.clear();
@@ -62,6 +68,11 @@ fn one_that_fails_takes_down_those_behind_it_in_every_phase() {
     assert_eq!(
         codes(&world, [2, 3, 4, 5, 7, 8]),
         [None, Some(Code::Conflict), broken, broken, broken, None]
+    );
+    assert_eq!(
+        world.sent["VersionRequest"],
+        asked + 4,
+        "what gathered was refused before it closed"
     );
     world.send(client(0), 0, in_lane(append(9, "after all"), 1, 4));
     world.run_for(50);
@@ -142,4 +153,25 @@ fn a_broken_lane_is_forgotten_when_nothing_of_it_can_come() {
         )
     });
     assert!(replies.count() >= 64);
+}
+
+#[test]
+fn a_lane_breaks_even_when_its_client_has_gone() {
+    let knobs = Knobs { batch_transactions_max: 1, ..Knobs::small() };
+    let mut world = World::serving(one(), knobs, CALM, 1);
+    let write = CommitRequest { writes: points(&["k"]), ..request(1) };
+    assert!(matches!(world.settle(client(1), 0, &write), CommitOutcome::Committed { .. }));
+    world.cut.push((None, None, "Resolved"));
+    let conflict = CommitRequest { reads: points(&["k"]), ..append(2, "x") };
+    world.send(client(0), 0, in_lane(conflict, 1, 0));
+    world.run_for(2);
+    world.send(client(0), 0, in_lane(append(3, "behind it"), 1, 1));
+    world.run_for(2);
+    assert_eq!(world.status(0).batches.len(), 2);
+    world.step_machine(proxy(0), Event::PeerDown(client(0).peer()));
+    world.cut.clear();
+    world.run_for(500);
+    assert_eq!(world.status(0).pending_count, 0);
+    let blocks = world.logs[0].versions.values().flat_map(|(_, blocks)| blocks);
+    assert_eq!(blocks.filter(|block| block.stream == STREAM).count(), 0);
 }

@@ -50,8 +50,16 @@ fn random_request(prng: &mut Prng, number: u64, read_version: Version) -> Commit
     with_records(base, &parts)
 }
 
-/// All records of a transaction as they lie in the log: (stream, offset, value).
-fn in_log(world: &World, position: Position) -> BTreeMap<StreamId, (Offset, Vec<Record>)> {
+/// A section as it lies in the log.
+#[derive(Clone, PartialEq, Debug)]
+struct Lying {
+    base: Offset,
+    offset: Offset,
+    records: Vec<Record>,
+}
+
+/// All sections of a transaction as they lie in the log.
+fn in_log(world: &World, position: Position) -> BTreeMap<StreamId, Lying> {
     let mut found = BTreeMap::new();
     for log in &world.logs {
         let Some((_, blocks)) = log.versions.get(&position.version) else { continue };
@@ -60,7 +68,7 @@ fn in_log(world: &World, position: Position) -> BTreeMap<StreamId, (Offset, Vec<
             for section in sections(&block.body).unwrap() {
                 let records = decode_records(&section.records).unwrap();
                 if section.index == position.index {
-                    let entry = (offset, records);
+                    let entry = Lying { base: block.base, offset, records };
                     let again = found.insert(block.stream, entry.clone());
                     assert!(again.is_none_or(|again| again == entry), "replicas agree");
                 }
@@ -150,15 +158,24 @@ fn check_log(world: &World, sent: &[Sent]) {
         let CommitOutcome::Committed { position, base_offsets, .. } = outcome else { continue };
         assert!(positions.insert(position), "two transactions at {position}");
         let mut found = in_log(world, position);
-        assert_eq!(found.remove(&StreamId::IDS).is_some(), request.id.is_some());
-        let mut start = 0;
+        let id_record = found.remove(&StreamId::IDS).map(|ids| ids.records[0].clone());
+        assert_eq!(
+            id_record.as_ref().map(|record| record.key.to_vec()),
+            request.id.map(|id| id.0.to_vec())
+        );
+        let (mut start, mut id_value) = (0, Vec::new());
         assert_eq!(base_offsets.len(), request.sections.len());
         for (section, base) in request.sections.iter().zip(base_offsets) {
             let bytes = request.payload.slice(start, section.bytes as usize).unwrap();
             start += bytes.len();
-            let (offset, records) = found.remove(&section.stream).expect("it lies in the log");
-            assert_eq!((offset, records), (base, decode_records(&bytes).unwrap()));
+            let lying = found.remove(&section.stream).expect("it lies in the log");
+            let ordinal = base.since(lying.base) as u32;
+            assert_eq!((lying.offset, lying.records), (base, decode_records(&bytes).unwrap()));
+            id_value.extend_from_slice(&section.stream.0.to_le_bytes());
+            id_value.extend_from_slice(&ordinal.to_le_bytes());
+            id_value.extend_from_slice(&section.record_count.to_le_bytes());
         }
+        assert!(id_record.is_none_or(|record| record.value == id_value));
         assert!(found.is_empty(), "{found:?} belongs to nobody");
     }
     let first = world.logs.iter().flat_map(|log| &log.versions);
@@ -226,6 +243,9 @@ fn check_chain_and_reads(world: &World) {
             }
             _ => {}
         }
+    }
+    for resolver in &world.resolvers {
+        assert!(resolver.status().reply_count <= 4, "I15: what is answered is let go");
     }
     let resolvers = world.resolvers.len() as u32;
     assert!(decided.values().all(|count| *count == resolvers), "each decides each version once");
