@@ -7,12 +7,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::{BufMut, Bytes, BytesMut};
+use common::catalog::StreamDefinition;
 use common::message::{
     ClusterView, CommitKind, CommitOutcome, CommitReply, CommitRequest, Described, FoundId,
     FoundSection, IdFound, Message, Pulled, PulledBlock, PulledVersion, ReadVersionReply, Refused,
     StreamState, Trimmed,
 };
-use common::record::Section;
+use common::record::{Section, decode_records};
 use common::{
     Code, Cx, Endpoint, Epoch, Event, IdempotencyId, Incarnation, KeyRange, Knobs, Mark, NodeId,
     Offset, Output, Payload, Peer, Position, Prng, Refusal, RequestId, Role, StreamId, Time,
@@ -75,6 +76,8 @@ pub(super) struct Fake {
     pub(super) loss: u64,
     pub(super) doubling: u64,
     pub(super) overtaking: u64,
+    /// The next message of each of these names is lost.
+    pub(super) lose: Vec<&'static str>,
     /// Damages the next block that is pulled, or skips a version.
     pub(super) flip: u32,
     pub(super) skip: bool,
@@ -111,6 +114,7 @@ impl Fake {
             loss: 0,
             doubling: 0,
             overtaking: 0,
+            lose: Vec::new(),
             flip: 0,
             skip: false,
             done: Vec::new(),
@@ -180,6 +184,11 @@ impl Fake {
     fn cut(&mut self, node: NodeId) {
         self.linked.remove(&node);
         self.network.retain(|envelope| envelope.from.node != node && envelope.to.node != node);
+    }
+
+    /// Commits as another client would.
+    pub(super) fn commit_directly(&mut self, request: &CommitRequest) -> CommitOutcome {
+        self.verdict(request)
     }
 
     pub(super) fn disconnect(&mut self, node: NodeId) {
@@ -265,6 +274,10 @@ impl Fake {
         };
         let envelope = self.network.remove(place);
         self.now = Time(self.now.0 + 100_000);
+        let named = self.lose.iter().position(|name| *name == envelope.message.name());
+        if named.map(|place| self.lose.remove(place)).is_some() {
+            return true;
+        }
         if self.rng.chance(self.loss, 100) {
             return true;
         }
@@ -430,9 +443,11 @@ impl Fake {
     fn verdict(&mut self, request: &CommitRequest) -> CommitOutcome {
         self.version = self.version.plus(VERSION_STEP);
         let version = self.version;
-        let id_key = request.id.map(common::transaction::id_key);
+        let mut keys: Vec<Vec<u8>> =
+            request.id.map(common::transaction::id_key).into_iter().collect();
+        keys.extend(catalog_keys(request));
         let mut reads: Vec<KeyRange<'_>> = request.reads.iter().collect();
-        reads.extend(id_key.as_ref().map(|key| KeyRange::point(key)));
+        reads.extend(keys.iter().map(|key| KeyRange::point(key)));
         if !reads.is_empty() {
             let oldest = version.minus_saturating(self.knobs.life_versions);
             if request.read_version < oldest.max(self.recovery_version.plus(1)) {
@@ -451,7 +466,7 @@ impl Fake {
                 return CommitOutcome::Conflict { version, ranges };
             }
         }
-        for write in request.writes.iter().chain(id_key.as_ref().map(|key| KeyRange::point(key))) {
+        for write in request.writes.iter().chain(keys.iter().map(|key| KeyRange::point(key))) {
             self.writes.push((write.begin.to_vec(), write.end_key(), version));
         }
         let (mut at, mut sections) = (0, Vec::new());
@@ -520,6 +535,24 @@ impl Fake {
         let reply = Pulled { request, after, through, versions, blocks, payload };
         self.reply(to, from, reply);
     }
+}
+
+/// What the proxy adds for streams that are defined.
+fn catalog_keys(request: &CommitRequest) -> Vec<Vec<u8>> {
+    let mut at = 0;
+    let mut keys = Vec::new();
+    for section in &request.sections {
+        let records = request.payload.slice(at, section.bytes as usize).expect("validated");
+        at += section.bytes as usize;
+        if section.stream == StreamId::CATALOG {
+            for record in decode_records(&records).expect("validated") {
+                let definition = StreamDefinition::from_record(&record).expect("well-formed");
+                keys.push(common::transaction::stream_name_key(&definition.name));
+                keys.push(common::transaction::stream_id_key(definition.stream));
+            }
+        }
+    }
+    keys
 }
 
 pub(super) fn peer(node: NodeId) -> Peer {
