@@ -21,6 +21,9 @@ fn code(outcome: &CommitOutcome) -> Option<Code> {
 #[test]
 fn the_recovery_transaction_comes_first_and_users_wait_for_service() {
     let mut world = World::new(one(), Knobs::small(), CALM, 1);
+    let serve = Message::from(Serve { plan: world.plan.clone() });
+    let event = Event::Message { from: client(0), epoch: EPOCH, message: serve };
+    world.step_machine(proxy(0), event);
     world.run_for(500);
     assert_eq!(world.sequencer.status().last_version, RV, "no heartbeat before the service");
     let early = world.settle(client(0), 0, &request(1));
@@ -135,7 +138,10 @@ fn conflicts_are_named_in_the_clients_numbers_across_resolvers() {
     let old = CommitRequest { request: RequestId(4), read_version: RV, ..read.clone() };
     assert!(matches!(world.settle(client(0), 0, &old), CommitOutcome::TooOld { .. }));
     let future = CommitRequest { request: RequestId(5), read_version: Version::MAX, ..read };
+    let future = CommitRequest { writes: points(&["q"]), ..future };
     assert_eq!(code(&world.settle(client(0), 0, &future)), Some(Code::FutureVersion));
+    let unhurt = CommitRequest { reads: points(&["q"]), ..request(7) };
+    assert!(is_committed(&world.settle(client(0), 0, &unhurt)), "what was refused wrote nothing");
     // Without reads the read version is not looked at.
     let blind = CommitRequest { request: RequestId(6), read_version: Version::MAX, ..write };
     assert!(is_committed(&world.settle(client(0), 0, &blind)));
@@ -289,6 +295,32 @@ fn a_locked_log_server_ends_the_epoch_for_its_proxies() {
     world.send(client(0), 0, ReadVersionRequest { request: RequestId(3) });
     world.run_for(50);
     assert!(world.refusals(client(0)).contains(&(3, Code::Recovering)));
+}
+
+#[test]
+fn when_the_epoch_ends_everything_without_a_version_hears_of_it() {
+    let knobs = Knobs { batches_in_flight_max: 1, ..Knobs::small() };
+    let mut world = World::serving(one(), knobs, CALM, 1);
+    world.cut.push((None, None, "Push"));
+    world.cut.push((None, None, "Confirmed"));
+    world.send(client(0), 0, append(1, "in flight"));
+    world.run_for(2);
+    world.send(client(0), 0, append(2, "gathers"));
+    let unknown = with_records(request(3), &[(StreamId(77), vec![Record::append("x")])]);
+    world.send(client(0), 0, unknown);
+    world.send(client(0), 0, in_lane(append(4, "early"), 1, 7));
+    world.send(client(0), 0, ReadVersionRequest { request: RequestId(5) });
+    world.run_for(2);
+    world.send(client(0), 0, ReadVersionRequest { request: RequestId(6) });
+    world.run_for(2);
+    assert!(world.refusals(client(0)).is_empty());
+    world.cut.clear();
+    world.logs[0].is_locked = true;
+    world.run_for(100);
+    let mut refused = world.refusals(client(0));
+    refused.sort_unstable();
+    assert_eq!(refused, (2..=6).map(|number| (number, Code::Recovering)).collect::<Vec<_>>());
+    assert_eq!(world.status(0).pending_count, 1);
 }
 
 #[test]
@@ -453,6 +485,7 @@ fn replicas_that_disagree_about_an_offset_stop_the_process() {
 fn a_client_that_goes_leaves_nothing_behind() {
     let mut world = World::serving(one(), Knobs::small(), CALM, 1);
     world.cut.push((None, None, "Durable"));
+    world.cut.push((None, None, "Confirmed"));
     world.send(client(0), 0, in_lane(append(1, "in flight"), 1, 0));
     world.run_for(5);
     world.send(client(0), 0, in_lane(append(2, "early"), 1, 5));

@@ -98,8 +98,11 @@ fn a_place_is_taken_once() {
     let mut world = World::serving(one(), Knobs::small(), CALM, 1);
     for (number, sequence) in [(1, 0), (2, 2), (3, 0), (4, 2)] {
         world.send(client(0), 0, in_lane(append(number, "x"), number % 2, sequence));
-        world.run_for(20);
+        // 1 is still in flight when 3 wants its place.
+        world.run_for(if number == 3 { 20 } else { 0 });
+        world.step_until(world.now.plus(Duration::from_micros(100)));
     }
+    world.run_for(20);
     // 2 waits for its predecessors in lane 0 and is not refused; 4 wanted its place.
     assert_eq!(codes(&world, [1, 3, 4]), [None, Some(Code::Malformed), Some(Code::Malformed)]);
     assert_eq!(world.status(0).pending_count, 1);
