@@ -23,7 +23,7 @@
 mod batch;
 mod error;
 #[cfg(feature = "face")]
-mod face;
+pub mod face;
 mod interactive;
 pub mod session;
 mod transaction;

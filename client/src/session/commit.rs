@@ -27,8 +27,9 @@
 //! below it the id is known unused, above it the resolvers look), one that has read something gets another id,
 //! if the id was the session's own.
 //!
-//! A negative verdict of a later epoch than the request was first sent in proves nothing about an earlier copy:
-//! proxies of two epochs can have one address, and only the first may have taken the original.
+//! Requests name the epoch that they were first sent in. A refusal of another epoch, and a negative verdict of a later
+//! one, prove nothing about an earlier copy: proxies of two epochs can have one address, and the first may have taken
+//! the original.
 
 use core::time::Duration;
 
@@ -87,8 +88,8 @@ enum Phase {
     /// To be fenced.
     Fence,
     FenceSent(Sent),
-    /// The log is asked what became of the id.
-    Find,
+    /// The log is asked what became of the id at or below a version.
+    Find(Version),
     /// It committed; the log is asked for offsets.
     Locate(FoundId, usize),
 }
@@ -283,7 +284,7 @@ impl Session {
         let sent = Sent { proxy, number, epoch, since: cx.now, wait };
         commit.phase = if is_fence { Phase::FenceSent(sent) } else { Phase::Sent(sent) };
         commit.fenced |= is_fence;
-        cx.send(proxy, Epoch::ZERO, request);
+        cx.send(proxy, epoch, request);
         self.wake_sent(cx, key);
     }
 
@@ -311,8 +312,9 @@ impl Session {
                 Phase::Send | Phase::Fence => {
                     self.ready.insert(Item::Commit(key));
                 }
+                Phase::Find(at_least) => self.find_id(cx, key, at_least),
                 Phase::Locate(found, place) => self.locate(cx, key, found, place),
-                _ => {}
+                Phase::Version | Phase::Check | Phase::Sent(_) | Phase::FenceSent(_) => {}
             }
             return;
         };
@@ -326,7 +328,7 @@ impl Session {
         if let Phase::Sent(sent) | Phase::FenceSent(sent) = &mut commit.phase {
             sent.wait *= 2;
         }
-        cx.send(sent.proxy, Epoch::ZERO, request);
+        cx.send(sent.proxy, sent.epoch, request);
         self.wake_sent(cx, key);
     }
 
@@ -467,10 +469,11 @@ impl Session {
         assert_eq!(settled, Some(key), "{number} of {:?} was outstanding", sent.proxy);
         self.suspect(sent.proxy);
         let is_fence = matches!(self.commits[&key].phase, Phase::FenceSent(_));
-        let only_one = self.commits[&key].request.id.is_none();
+        // Refused for what it is, every copy is. Any other refusal is of this copy only.
+        let is_definite = refusal.code().class() == Class::FixRequest;
         if is_fence {
             self.settle_fence(cx, key, sent, CommitOutcome::Refused(refusal));
-        } else if only_one || refusal.code().class() == Class::FixRequest {
+        } else if is_definite {
             self.again(cx, key, refusal);
         } else {
             self.handle_lost(cx, vec![key]);
@@ -516,7 +519,7 @@ impl Session {
     fn find_id(&mut self, cx: &mut Cx<'_>, key: Key, at_least: Version) {
         let commit = self.commits.get_mut(&key).expect("the caller has looked it up");
         let id = commit.request.id.expect("only a transaction with an id is looked for");
-        commit.phase = Phase::Find;
+        commit.phase = Phase::Find(at_least);
         self.alarms.clear(Item::Commit(key));
         self.ask(cx, Owner::Commit(key), Ask::FindId { id, at_least }, None);
     }
@@ -535,7 +538,7 @@ impl Session {
                 }
             },
             (Phase::Check, reply) => self.finish_commit(cx, key, Err(unexpected(reply))),
-            (Phase::Find, Reply::Message(Message::IdFound(reply))) => {
+            (Phase::Find(_), Reply::Message(Message::IdFound(reply))) => {
                 let was_unknown = commit.fenced;
                 match reply.found {
                     Some(found) => {
@@ -555,6 +558,12 @@ impl Session {
             }
             (Phase::Locate(found, place), reply) => {
                 self.handle_located(cx, key, found, place, reply);
+            }
+            // Another holder of the ids may know; without any, the question goes on.
+            (_, Reply::Refused(refusal)) if refusal.code().class() != Class::FixRequest => {
+                let commit = self.commits.get_mut(&key).expect("looked up above");
+                let wait = commit.backoff.next(cx.knobs.client_backoff_ms_max, cx.rng);
+                self.alarms.set(Item::Commit(key), cx.now.plus(wait));
             }
             (_, reply) => {
                 let error = unexpected(reply);

@@ -27,6 +27,9 @@
 //!
 //! A connection is one incarnation of the client: the shell calls [`Session::connected`] with a fresh `me` for
 //! each, sends with [`Session::me_at`], and drops what is addressed to an earlier one.
+//!
+//! Commit requests speak for the epoch that they were first sent in, so that a late copy is never taken by the
+//! proxies of another; everything else speaks for no epoch.
 
 mod alarms;
 mod catalog;
@@ -395,8 +398,12 @@ impl Session {
     pub fn connected(&mut self, cx: &mut Cx<'_>, node: Peer, me: Endpoint) {
         let lost = self.cluster.connect(node, me);
         self.handle_lost(cx, lost);
+        // Each node is asked, since only those that were asked tell of changes.
+        let request = self.number_question();
+        cx.send(node.endpoint(Role::Node), Epoch::ZERO, FindCluster { request });
         self.cluster.in_doubt = true;
-        self.ready.insert(Item::Find);
+        let wait = self.cluster.backoff.next(cx.knobs.client_backoff_ms_max, cx.rng);
+        self.alarms.set(Item::Find, cx.now.plus(wait));
         self.reroute(cx);
         self.pump(cx);
     }

@@ -150,7 +150,8 @@ impl Fake {
         for output in core::mem::take(&mut self.out) {
             match output {
                 Output::Send { to, epoch, message } => {
-                    assert_eq!(epoch, Epoch::ZERO, "a client speaks for no epoch");
+                    let is_commit = matches!(message, Message::CommitRequest(_));
+                    assert_eq!(epoch != Epoch::ZERO, is_commit, "only commits name an epoch");
                     let Some(incarnation) = self.linked.get(&to.node) else {
                         panic!("{} to {to:?}, which is not connected", message.name());
                     };
@@ -326,6 +327,10 @@ impl Fake {
             return;
         }
         match message {
+            Message::CommitRequest(request) if epoch != self.epoch => {
+                let refusal = Refusal::new(Code::WrongEpoch, "another epoch");
+                self.reply(to, from, Refused { request: request.request, refusal });
+            }
             Message::CommitRequest(request) => self.take_commit(from, to, request),
             Message::ReadVersionRequest(request) => {
                 if self.withheld.is_none() {

@@ -79,8 +79,7 @@ impl Run {
         match rng.below(10) {
             0 => _ = transaction.idempotency_id(IdempotencyId(rng.bytes16())),
             1 => _ = transaction.fresh_idempotency_id(IdempotencyId(rng.bytes16())),
-            // A doubled message may commit twice: only on networks that don't do that.
-            2 if self.fake.doubling == 0 && self.fake.overtaking == 0 => {
+            2 => {
                 transaction.at_most_once();
                 kind = Kind::AtMostOnce;
             }
