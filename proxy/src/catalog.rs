@@ -60,6 +60,8 @@ pub(crate) struct CatalogView {
     /// The number of the last pull; older answers are ignored.
     request: RequestId,
     is_pulling: bool,
+    /// Somebody has begun to wait for what is behind the view: the pull that waits for news is of no use.
+    is_urgent: bool,
     sent_at: Time,
     waits_for_ms: u64,
     waiters: BTreeMap<u64, Waiter>,
@@ -77,6 +79,7 @@ impl CatalogView {
             holder: 0,
             request: RequestId::ZERO,
             is_pulling: false,
+            is_urgent: false,
             sent_at: Time::ZERO,
             waits_for_ms: 0,
             waiters: BTreeMap::new(),
@@ -169,9 +172,7 @@ impl Proxy {
             needs = needs.max(read_version);
         }
         waiter.needs = Some(needs);
-        if needs > self.catalog.through {
-            self.pull_catalog(cx);
-        }
+        self.catalog.is_urgent |= needs > self.catalog.through;
     }
 
     /// Ends the waiting of those for whom the view is far enough.
@@ -199,6 +200,9 @@ impl Proxy {
                     (None, None) => Ok(()),
                 };
             self.late(cx, transaction, verdict);
+        }
+        if core::mem::take(&mut self.catalog.is_urgent) {
+            self.pull(cx, 0);
         }
     }
 
@@ -230,11 +234,19 @@ impl Proxy {
         leaving
     }
 
-    /// Asks for what comes behind the view. While somebody waits for the view, the answer shall not wait long.
+    /// Asks for what comes behind the view. While somebody waits for it, the answer shall not wait long for
+    /// news of the catalog: how far the view reaches is what counts.
     pub(crate) fn pull_catalog(&mut self, cx: &mut Cx<'_>) {
+        let patience = match self.catalog.wanted() {
+            Some(_) => cx.knobs.retransmit_ms / 4,
+            None => u64::MAX,
+        };
+        self.pull(cx, cx.knobs.catalog_wait_ms.min(patience).max(1));
+    }
+
+    fn pull(&mut self, cx: &mut Cx<'_>, wait_ms: u64) {
         let view = &mut self.catalog;
-        let patience = if view.wanted().is_some() { cx.knobs.retransmit_ms / 4 } else { u64::MAX };
-        view.waits_for_ms = cx.knobs.catalog_wait_ms.min(patience);
+        view.waits_for_ms = wait_ms;
         view.request = view.request.plus(1);
         view.is_pulling = true;
         view.sent_at = cx.now;
@@ -267,7 +279,7 @@ impl Proxy {
         }
         view.through = pulled.through;
         // A server that neither has news nor waits for them must not be asked in a loop: the next tick asks it.
-        let waited = cx.now.since(view.sent_at).as_millis() >= u128::from(view.waits_for_ms.max(1));
+        let waited = cx.now.since(view.sent_at).as_millis() >= u128::from(view.waits_for_ms);
         if pulled.through > pulled.after || waited {
             self.pull_catalog(cx);
         }

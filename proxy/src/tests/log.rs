@@ -10,8 +10,11 @@ use common::message::{
 };
 use common::{
     Code, Cx, Endpoint, Event, Message, Offer, Offset, Ordered, Payload, Refusal, RequestId,
-    StreamId, Time, Version, WallTime,
+    StreamId, Time, Timer, Version, WallTime,
 };
+
+/// A pull has waited long enough.
+const PULLS: Timer = Timer(0);
 
 pub(super) struct Block {
     pub(super) stream: StreamId,
@@ -60,7 +63,10 @@ impl LogServer {
     }
 
     pub(super) fn step(&mut self, cx: &mut Cx<'_>, event: Event) {
-        let Event::Message { from, epoch, message } = event else { return };
+        let Event::Message { from, epoch, message } = event else {
+            assert!(matches!(event, Event::Timer(PULLS)), "{event:?}");
+            return self.answer_pulls(cx);
+        };
         if self.is_locked {
             let refusal = Refusal::new(Code::Locked, "locked");
             return cx.send(from, epoch, Refused { request: RequestId::ZERO, refusal });
@@ -141,7 +147,10 @@ impl LogServer {
         for waiting in core::mem::take(&mut self.pulls) {
             let Pull { request, after, ref streams, .. } = waiting.pull;
             let through = self.known_committed.max(after);
-            if through == after && cx.now < waiting.until {
+            let news = self.versions.range(after.plus(1)..through.plus(1).max(after.plus(1)));
+            let mut news = news.flat_map(|(_, (_, blocks))| blocks);
+            let is_news = news.any(|block| streams.contains(&block.stream));
+            if !is_news && cx.now < waiting.until {
                 self.pulls.push(waiting);
                 continue;
             }
@@ -170,6 +179,9 @@ impl LogServer {
             }
             let pulled = Pulled { request, after, through, versions, blocks, payload };
             cx.send(waiting.to, super::EPOCH, pulled);
+        }
+        if let Some(until) = self.pulls.iter().map(|waiting| waiting.until).min() {
+            cx.arm(PULLS, until);
         }
     }
 }
