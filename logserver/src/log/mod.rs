@@ -31,6 +31,7 @@ mod trim;
 
 pub(crate) use append::{Accepted, AcceptedBlock};
 pub(crate) use read::{ReadFailure, ReadId};
+pub(crate) use segments::fits_segment;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -207,11 +208,14 @@ impl Log {
             (Purpose::Flush, Ok(_)) => self.handle_flushed(cx),
             (Purpose::Meta(generation), Ok(_)) => {
                 self.meta.written(generation);
-                self.after_meta_write(cx);
+                self.after_sync(cx);
             }
             (Purpose::PrepareNext(id), Ok(_)) => self.handle_prepared(id),
             (Purpose::Footer | Purpose::Remove, Ok(_)) => {}
-            (Purpose::Trailer(id), Ok(_)) => self.handle_sealed(id),
+            (Purpose::Trailer(id), Ok(_)) => {
+                self.handle_sealed(id);
+                self.after_sync(cx);
+            }
             (Purpose::Recycle(number), Ok(_)) => self.handle_recycled(cx, number),
         }
         if matches!(self.phase, Phase::Opening(_)) {
@@ -244,8 +248,15 @@ impl Log {
 
     fn stop(&mut self, cx: &mut Cx<'_>) {
         let Phase::Stopping { marked } = &mut self.phase else { return };
-        // Background work is waited for, so that nothing is written after the word.
-        if self.flight.is_some() || !self.gathering.is_empty() {
+        if self.flight.is_some() {
+            return;
+        }
+        if !self.gathering.is_empty() {
+            // Without a segment to come, waiting is in vain; none of it was announced.
+            if self.files.state == LogState::Full && self.ops.is_empty() {
+                let count = self.gathering.len();
+                self.end(cx, "stopped", format!("disk full, {count} frames not written"));
+            }
             return;
         }
         match *marked {
@@ -253,6 +264,7 @@ impl Log {
                 *marked = Some(self.meta.mark_clean(self.tip.sequence));
                 self.write_meta(cx);
             }
+            // Background work is waited for, so that nothing is written after the word.
             Some(ticket) if self.meta.persisted() >= ticket && self.ops.is_empty() => {
                 assert_eq!(self.durable, self.last, "everything accepted is durable");
                 self.end(cx, "stopped", format!("in order at {}", self.durable));
@@ -380,8 +392,7 @@ impl Log {
         }
     }
 
-    /// The costly part of [`Log::check`].
-    #[cfg(test)]
+    /// Every block of the index.
     pub(crate) fn check_index(&self) {
         self.index.check();
     }

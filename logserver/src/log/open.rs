@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! List -> meta slots -> first and last page of each segment -> each segment in order: footer, or scan
-//!      -> blocks of the stream of ids -> meta marked unclean -> open
+//!      -> blocks of the stream of ids -> footers and meta written, all of it durable -> open
 //! ```
 //!
 //! - A segment goes on from the one before: by sequence and hash, unless segments between were recycled.
@@ -460,9 +460,8 @@ impl Log {
         block: BlockRef,
     ) -> Judged<()> {
         let starts = self.meta.epochs().iter();
-        let is_dropped = |start: &EpochStart| {
-            start.epoch > epoch && start.previous_version < block.version
-        };
+        let is_dropped =
+            |start: &EpochStart| start.epoch > epoch && start.previous_version < block.version;
         if starts.copied().any(|start| is_dropped(&start)) {
             return Ok(());
         }
@@ -678,13 +677,23 @@ impl Log {
             let _ = self.read(cx, wanted);
             return;
         }
-        if self.meta.clean_shutdown().is_some() || self.meta.persisted() == 0 {
-            self.meta.mark_unclean();
-            let ticket = self.meta.touch(true);
-            self.opening().ticket = Some(ticket);
-            return self.write_meta(cx);
+        self.sync_what_was_found(cx);
+    }
+
+    /// What was read may have been written by a process that died before its barrier, and may not be durable yet.
+    /// Before anything is promised on it, each file that matters gets a barrier: unsealed segments by their
+    /// footer, the meta by its next generation, which also says that the log may change.
+    fn sync_what_was_found(&mut self, cx: &mut Cx<'_>) {
+        let is_unsealed = |segment: &Segment| segment.seal == Seal::Unsealed;
+        let unsealed: Vec<SegmentId> =
+            self.segments.iter().filter(|(_, s)| is_unsealed(s)).map(|(id, _)| *id).collect();
+        for id in unsealed {
+            self.seal(cx, id);
         }
-        self.finish_open(cx);
+        self.meta.mark_unclean();
+        let ticket = self.meta.touch(true);
+        self.opening().ticket = Some(ticket);
+        self.write_meta(cx);
     }
 
     /// Takes an answer to [`Log::read_ids`].
@@ -711,10 +720,12 @@ impl Log {
         }
     }
 
-    /// Opens once the meta says that the log may change.
-    pub(super) fn after_meta_write(&mut self, cx: &mut Cx<'_>) {
+    /// Opens once everything that was found is durable.
+    pub(super) fn after_sync(&mut self, cx: &mut Cx<'_>) {
         let Phase::Opening(opening) = &self.phase else { return };
-        if opening.ticket.is_some_and(|ticket| self.meta.persisted() >= ticket) {
+        let is_persisted = opening.ticket.is_some_and(|ticket| self.meta.persisted() >= ticket);
+        let is_sealed = self.segments.values().all(|segment| segment.seal == Seal::Sealed);
+        if is_persisted && is_sealed {
             self.finish_open(cx);
         }
     }
@@ -723,17 +734,12 @@ impl Log {
         let opening = core::mem::take(self.opening());
         self.phase = Phase::Open;
         assert_eq!(self.durable, self.last, "what was found is durable");
-        let unsealed = |segment: &Segment| segment.seal == Seal::Unsealed;
-        let open: Vec<SegmentId> =
-            self.segments.iter().filter(|(_, s)| unsealed(s)).map(|(id, _)| *id).collect();
-        for id in open {
-            self.seal(cx, id);
-        }
         for (id, found) in &opening.found {
             if !self.segments.contains_key(id) {
                 self.retire(cx, *id, found.file_bytes);
             }
         }
+        self.remove_spares_above(cx, cx.knobs.spare_segments + cx.knobs.spare_segments_max);
         cx.note(Note::Opened {
             durable: self.durable,
             torn_frames: u32::try_from(opening.torn_frames).unwrap_or(u32::MAX),

@@ -13,12 +13,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use common::disk::{DiskError, DiskOp, DiskOutput, File, Lane, PAGE_BYTES};
+use common::disk::{DiskError, DiskOp, DiskOutput, File, Lane, PAGE_BYTES, padded};
 use common::message::LogState;
 use common::{Cx, Epoch, Mark, NodeId, Note, Payload, SegmentId, Sequence, StreamId, Version};
 
 use super::index::BlockRef;
 use super::{Log, LogEvent, Phase, Purpose, Tip, segment_file};
+use crate::format::frame::head_bytes;
 use crate::format::segment::{
     EpochStart, Footer, FooterEntry, SEGMENT_HEADER_BYTES, SegmentHeader, footer_bytes,
     trailer_offset,
@@ -196,6 +197,12 @@ impl Segment {
     }
 }
 
+/// Whether an empty segment of `file_bytes` has room for a frame of `blocks` whose bodies are `bytes` together.
+pub(crate) fn fits_segment(file_bytes: u64, blocks: usize, bytes: u64) -> bool {
+    let frame = head_bytes(blocks) as u64 + bytes;
+    Segment::new(file_bytes, &Tip::default()).has_room(padded(frame), blocks)
+}
+
 /// One block of a segment is not needed any more.
 pub(super) fn release(segments: &mut BTreeMap<SegmentId, Segment>, block: &BlockRef) {
     let segment = segments.get_mut(&block.segment).expect("a block lies in a segment");
@@ -247,7 +254,7 @@ impl Log {
             epoch_starts: core::mem::take(&mut segment.epoch_starts),
             entries: core::mem::take(&mut segment.entries),
         };
-        let offset = common::disk::padded(segment.frames_end);
+        let offset = padded(segment.frames_end);
         let trailer_at = trailer_offset(segment.file_bytes);
         let encoded = footer.encode();
         assert!(
@@ -275,7 +282,7 @@ impl Log {
 
     /// Makes spares, and the next segment out of one.
     pub(super) fn prepare_segments(&mut self, cx: &mut Cx<'_>) {
-        if self.is_stopping() {
+        if self.is_stopping() && self.gathering.is_empty() {
             return;
         }
         if self.files.next == Next::Missing
@@ -351,8 +358,11 @@ impl Log {
         if !matches!(self.phase, Phase::Open) || !self.meta.is_settled() {
             return;
         }
-        // The segment of the newest frame stays: the chain goes on from there after a restart.
-        let newest = self.segments.iter().rev().find(|(_, segment)| segment.frame_count > 0);
+        // The segment of the newest durable frame stays: the chain goes on from there after a restart. A flush in
+        // flight may have begun the one after it, and may be torn.
+        let durable = self.durable_sequence;
+        let mut from_last = self.segments.iter().rev();
+        let newest = from_last.find(|(_, segment)| segment.first_sequence <= durable);
         let Some((newest, _)) = newest else { return };
         let newest = *newest;
         let goes = |segment: &Segment| {
@@ -393,6 +403,15 @@ impl Log {
             );
             // Its space may be what a spare was missing.
             self.files.is_waiting = false;
+        }
+    }
+
+    /// Removes spares that are more than were ever wanted.
+    pub(super) fn remove_spares_above(&mut self, cx: &mut Cx<'_>, count_max: u64) {
+        while self.files.spares.len() as u64 > count_max {
+            let number = self.files.spares.pop_last().expect("there is more than one");
+            let op = DiskOp::Remove { file: File::Spare(number) };
+            self.request(cx, Lane::Background, Purpose::Remove, op);
         }
     }
 

@@ -11,7 +11,7 @@
 
 use std::collections::BTreeMap;
 
-use common::message::{EpochPlan, Locked, Recruit, Recruited, Serve};
+use common::message::{EpochPlan, Locked, LogState, Recruit, Recruited, Serve};
 use common::{Code, Cx, Endpoint, Epoch, Mark, Note, Ordered, RequestId, Role, Version};
 
 use super::LogServer;
@@ -252,6 +252,9 @@ impl LogServer {
         cx.note(Note::RoleChanged { role: Role::LogServer, epoch, began: true });
         for asker in askers {
             cx.send(*asker, epoch, Recruited { role: Role::LogServer });
+        }
+        if self.log.state() == LogState::Full {
+            self.announce_state(cx);
         }
     }
 }

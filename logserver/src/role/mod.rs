@@ -24,8 +24,7 @@
 //! ```text
 //! trims <= served limit = min(known committed, durable) <= durable <= last accepted
 //! ```
-//! `known committed <= durable` does not hold: proxies may know more of this server's flushes than it has heard
-//! back from its disk after a restart of the view, so the minimum is taken wherever it matters.
+//! `known committed <= durable` is what honest proxies say; the minimum is taken all the same.
 
 mod epoch;
 mod ids;
@@ -91,7 +90,7 @@ impl LogServer {
 
     /// Takes one event in.
     pub fn step(&mut self, cx: &mut Cx<'_>, event: Event) {
-        let limit_before = self.served_limit();
+        let before = (self.served_limit(), self.log.known_committed());
         match event {
             Event::Message { from, epoch, message } => {
                 self.handle_message(cx, from, epoch, message)
@@ -112,7 +111,7 @@ impl LogServer {
         self.log.pump(cx);
         self.progress_takeover(cx);
         self.progress_trims(cx);
-        self.handle_limit(cx, limit_before);
+        self.handle_limit(cx, before);
         self.log.pump(cx);
         self.arm_timers(cx);
     }
@@ -147,9 +146,9 @@ impl LogServer {
         );
     }
 
-    /// The costly part of [`LogServer::check`].
-    #[cfg(test)]
-    pub(crate) fn check_index(&self) {
+    /// The part of the invariants that looks at every block: for now and then, not for every event.
+    pub fn check_all(&self) {
+        self.check();
         self.log.check_index();
     }
 
@@ -220,9 +219,15 @@ impl LogServer {
     }
 
     /// What follows from a higher served limit.
-    fn handle_limit(&mut self, cx: &mut Cx<'_>, before: Version) {
-        let limit = self.served_limit();
-        if limit > before && self.log.is_open() {
+    fn handle_limit(&mut self, cx: &mut Cx<'_>, before: (Version, Version)) {
+        if !self.log.is_open() {
+            return;
+        }
+        let (limit, known_committed) = (self.served_limit(), self.log.known_committed());
+        if known_committed > before.1 {
+            cx.note(Note::KnownCommitted { version: known_committed });
+        }
+        if limit > before.0 {
             self.wake_pulls(cx, limit);
             self.wake_finds(cx, limit);
             self.forget_old_ids(cx, limit);

@@ -15,7 +15,7 @@ use common::{
 };
 
 use super::LogServer;
-use crate::log::{Accepted, AcceptedBlock};
+use crate::log::{Accepted, AcceptedBlock, fits_segment};
 
 /// A push that passed its checks: its blocks with their bodies.
 #[derive(Clone, Debug)]
@@ -45,7 +45,12 @@ impl LogServer {
         if !self.is_accepting(epoch) {
             return self.refuse_epoch(cx, from, epoch);
         }
-        let bodies = match check_blocks(&push) {
+        let generation = self.generation.as_ref().expect("is_accepting looked at it");
+        if !generation.pushers.contains_key(&from) {
+            let detail = format!("{from:?} is no proxy of {epoch}");
+            return self.refuse(cx, from, RequestId::ZERO, Code::NotHere, detail);
+        }
+        let bodies = match check_blocks(&push, cx.knobs.segment_bytes) {
             Ok(bodies) => bodies,
             Err((code, detail)) => {
                 let detail = format!("push of {}: {detail}", push.version);
@@ -56,7 +61,7 @@ impl LogServer {
         self.raise_claim(push.known_committed);
         let (version, previous) = (push.version, push.previous_version);
         let generation = self.generation.as_mut().expect("is_accepting looked at it");
-        let pusher = generation.pushers.entry(from).or_default();
+        let pusher = generation.pushers.get_mut(&from).expect("it was looked at");
         pusher.answered = pusher.answered.max(push.answered);
         let answered = pusher.answered;
         pusher.bases.retain(|version, _| *version > answered);
@@ -77,6 +82,9 @@ impl LogServer {
     /// Takes the pushes whose turn it is, as far as there is room.
     pub(super) fn take_pushes(&mut self, cx: &mut Cx<'_>) {
         let Some(generation) = &mut self.generation else { return };
+        if !self.log.is_open() || self.log.is_stopping() {
+            return;
+        }
         let epoch = generation.epoch();
         // Check and advance in one step (I2): nothing between here and `accept` can refuse.
         while self.log.unflushed_bytes() < cx.knobs.unflushed_bytes_max {
@@ -199,7 +207,7 @@ impl LogServer {
 }
 
 /// Cuts the bodies out of a push, and checks that they are what the blocks say.
-fn check_blocks(push: &Push) -> Result<Vec<Payload>, (Code, String)> {
+fn check_blocks(push: &Push, segment_bytes: u64) -> Result<Vec<Payload>, (Code, String)> {
     if let Some(pair) = push.blocks.windows(2).find(|pair| pair[0].stream >= pair[1].stream) {
         let detail = format!("{} after {}", pair[1].stream, pair[0].stream);
         return Err((Code::Malformed, detail));
@@ -208,6 +216,10 @@ fn check_blocks(push: &Push) -> Result<Vec<Payload>, (Code, String)> {
     if claimed != push.payload.len() as u64 {
         let detail = format!("{} bytes, {claimed} claimed", push.payload.len());
         return Err((Code::Malformed, detail));
+    }
+    if !fits_segment(segment_bytes, push.blocks.len(), claimed) {
+        let detail = format!("{} blocks of {claimed} bytes fit no segment", push.blocks.len());
+        return Err((Code::TransactionTooLarge, detail));
     }
     let mut rest = push.payload.pieces().iter().cloned();
     let mut piece = Bytes::new();

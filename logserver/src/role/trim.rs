@@ -1,6 +1,6 @@
 //! Trims, persisted before anything goes (I13), and how streams stand.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use common::message::{Describe, Described, StreamState, Trim, Trimmed};
 use common::{Code, Cx, Endpoint, Note, Offset, RequestId, StreamId, Version};
@@ -26,6 +26,8 @@ struct Waiting {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Trims {
     waiting: VecDeque<Waiting>,
+    /// Each stream's latest one: ticket, what it trims, what it leaves.
+    latest: BTreeMap<StreamId, (u64, Version, Offset)>,
 }
 
 impl Trims {
@@ -58,21 +60,17 @@ impl LogServer {
         through: Version,
     ) {
         // A later trim of the same stream that is on its way answers for this one, too.
-        let on_its_way = self.trims.waiting.iter().rev().find(|w| w.stream == stream);
-        if let Some(later) = on_its_way
-            && later.through >= through
-        {
-            let Waiting { ticket, through, first_offset, .. } = *later;
-            self.trims.waiting.push_back(Waiting { ticket, asker, stream, through, first_offset });
-            return;
-        }
-        match self.log.persist_trim(stream, through) {
-            Some((ticket, first_offset)) => {
-                let waiting = Waiting { ticket, asker, stream, through, first_offset };
-                self.trims.waiting.push_back(waiting);
-            }
-            None => self.answer_trim(cx, asker, stream, through),
-        }
+        let on_its_way =
+            self.trims.latest.get(&stream).filter(|latest| latest.1 >= through).copied();
+        let latest = on_its_way.or_else(|| {
+            let (ticket, first_offset) = self.log.persist_trim(stream, through)?;
+            Some((ticket, through, first_offset))
+        });
+        let Some((ticket, through, first_offset)) = latest else {
+            return self.answer_trim(cx, asker, stream, through);
+        };
+        self.trims.latest.insert(stream, (ticket, through, first_offset));
+        self.trims.waiting.push_back(Waiting { ticket, asker, stream, through, first_offset });
     }
 
     /// Carries out and answers the trims that are persisted.
@@ -81,6 +79,9 @@ impl LogServer {
         while self.trims.waiting.front().is_some_and(|first| first.ticket <= persisted) {
             let Waiting { asker, stream, through, first_offset, .. } =
                 self.trims.waiting.pop_front().expect("it was just looked at");
+            if self.trims.latest.get(&stream).is_some_and(|latest| latest.0 <= persisted) {
+                self.trims.latest.remove(&stream);
+            }
             if self.log.trim(stream, through) {
                 cx.note(Note::Trimmed { stream, through, first_offset });
             }

@@ -160,9 +160,8 @@ impl MemoryDisk {
         self.reads.clear();
     }
 
-    /// A power cut: what waits is carried out in part or not at all, what was not synced is kept, lost or torn
-    /// page by page.
-    pub fn crash(&mut self, prng: &mut Prng) {
+    /// The asker dies: what waits is carried out in part or not at all, and nothing is synced by it.
+    pub fn kill(&mut self, prng: &mut Prng) {
         for lane in
             [core::mem::take(&mut self.log_lane), core::mem::take(&mut self.background_lane)]
         {
@@ -174,6 +173,11 @@ impl MemoryDisk {
             }
         }
         self.reads.clear();
+    }
+
+    /// A power cut: also, what was not synced is kept, lost or torn page by page.
+    pub fn crash(&mut self, prng: &mut Prng) {
+        self.kill(prng);
         self.fail_write_in = None;
         self.files.values_mut().for_each(|state| state.crash(prng));
     }

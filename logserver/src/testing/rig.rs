@@ -146,7 +146,7 @@ impl Rig {
             assert!(steps < 100_000, "the disk is never idle");
         }
         if self.halts.is_empty() {
-            self.server.check_index();
+            self.server.check_all();
         }
     }
 
@@ -169,6 +169,14 @@ impl Rig {
     pub(crate) fn crash(&mut self) {
         let mut prng = self.prng.clone();
         self.disk.crash(&mut prng);
+        self.prng = prng;
+        self.restart();
+    }
+
+    /// The process dies and starts again; the disk keeps its power.
+    pub(crate) fn kill(&mut self) {
+        let mut prng = self.prng.clone();
+        self.disk.kill(&mut prng);
         self.prng = prng;
         self.restart();
     }

@@ -101,8 +101,7 @@ fn lost_meta_files_and_foreign_directories_are_refused() {
     rig.settle();
     assert_eq!(rig.halts[0].reason, "corrupt_log");
 
-    let mut rig = Rig::with(1, clean.knobs.clone(), clean.disk.clone());
-    rig.restart();
+    let mut rig = Rig::with(1, clean.knobs, clean.disk);
     rig.server = LogServer::new(NodeId(2));
     rig.disk.forget();
     rig.run(|server, cx| server.open(cx));

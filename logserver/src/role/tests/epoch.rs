@@ -4,8 +4,8 @@ use common::disk::{DiskOp, DiskRequest};
 use common::message::{Announce, Lock, Locked, Message, Recruit};
 use common::{Code, Mark, Note, Role, Version};
 
-use crate::testing::rig::{JUMP, Rig, endpoint, leader, proxy, push, versions};
 use crate::Standing;
+use crate::testing::rig::{JUMP, Rig, endpoint, leader, proxy, push, versions};
 
 fn locked(rig: &mut Rig) -> Vec<Locked> {
     rig.take_sent(|message| match message {

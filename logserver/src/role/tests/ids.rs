@@ -7,8 +7,10 @@ use common::{Code, IdempotencyId, Offset, Position, RequestId, StreamId, Version
 
 use crate::testing::rig::{Rig, body, client, proxy, push, push_of};
 
-/// A block of ids: place in the batch, id, sections (stream, ordinal, count).
-fn ids_block(transactions: &[(u16, u8, &[(u64, u32, u32)])]) -> (u64, u32, Bytes) {
+/// Place in the batch, id, sections (stream, ordinal, count).
+type Transaction<'a> = (u16, u8, &'a [(u64, u32, u32)]);
+
+fn ids_block(transactions: &[Transaction<'_>]) -> (u64, u32, Bytes) {
     let mut block = BytesMut::new();
     for (index, id, parts) in transactions {
         let mut value = BytesMut::new();

@@ -49,7 +49,10 @@ fn a_trim_counts_once_it_is_persisted() {
     assert_eq!(trimmed(&mut rig), [answer]);
     rig.pull(&[17], 20, 1000, 0);
     let refusal = rig.refusals().remove(0);
-    assert_eq!((refusal.code(), refusal.detail), (Code::Trimmed, "s17 is trimmed through v25".into()));
+    assert_eq!(
+        (refusal.code(), refusal.detail),
+        (Code::Trimmed, "s17 is trimmed through v25".into())
+    );
     assert_eq!(versions(&rig.pulled(&[17], 25)), [30, 40, 50]);
     // Less than before, more than is committed, a stream that nobody knows.
     for (stream, through, expected) in [(17, 5, 25), (17, 999, 50), (99, 30, 30)] {
