@@ -71,6 +71,33 @@ fn a_burst_is_one_batch_and_offsets_are_dense() {
     assert!(world.sent["Announce"] >= 3, "the burst's last batch is announced at once");
 }
 
+#[test]
+fn a_batch_is_no_larger_than_it_may_be() {
+    let limits = [(2, 1 << 20), (100, 1 << 10)];
+    for (batch_transactions_max, batch_bytes_max) in limits {
+        let knobs = Knobs { batch_transactions_max, batch_bytes_max, ..Knobs::small() };
+        let mut world = World::serving(one(), knobs, CALM, 1);
+        world.network.delay_us = 1;
+        world.cut.push((None, None, "VersionReply"));
+        for number in 1..=40 {
+            world.send(client(0), 0, append(number, &"x".repeat(600)));
+        }
+        world.run_for(5);
+        world.cut.clear();
+        world.run_for(1000);
+        let mut largest = 0;
+        for number in 1..=40 {
+            match world.outcome(client(0), RequestId(number)) {
+                Some(CommitOutcome::Committed { position, .. }) => {
+                    largest = largest.max(position.index)
+                }
+                other => panic!("{number}: {other:?}"),
+            }
+        }
+        assert_eq!(largest, 1, "two of them fill a batch");
+    }
+}
+
 fn holds(log: &LogServer, stream: StreamId) -> bool {
     log.versions.values().any(|(_, blocks)| blocks.iter().any(|block| block.stream == stream))
 }
@@ -335,7 +362,10 @@ fn unknown_streams_wait_for_the_catalog_and_are_refused() {
     let create_77 = CommitRequest { read_version, ..create(2, "late", StreamId(77)) };
     assert!(is_committed(&world.settle(client(0), 0, &create_77)));
     let used = with_records(request(3), &[(StreamId(77), vec![Record::append("x")])]);
-    assert!(is_committed(&world.settle(client(1), 1, &used)));
+    world.send(client(1), 1, used);
+    world.run_for(5);
+    let used = world.outcome(client(1), RequestId(3)).expect("the view is asked for at once");
+    assert!(is_committed(&used));
 
     // Neither the name nor the id can be given again, through whichever proxy.
     let read_version = world.read_version(client(0), 1, 101);

@@ -49,6 +49,15 @@ impl World {
     }
 
     fn resolve(&mut self, from: Endpoint, resolve: Resolve) -> Vec<(Endpoint, Resolved)> {
+        self.resolve_in(Epoch(3), from, resolve)
+    }
+
+    fn resolve_in(
+        &mut self,
+        epoch: Epoch,
+        from: Endpoint,
+        resolve: Resolve,
+    ) -> Vec<(Endpoint, Resolved)> {
         let mut out = Vec::new();
         let mut cx = Cx {
             now: Time::ZERO,
@@ -59,7 +68,7 @@ impl World {
             out: &mut out,
         };
         let message = resolve.into();
-        self.resolver.step(&mut cx, Event::Message { from, epoch: Epoch(3), message });
+        self.resolver.step(&mut cx, Event::Message { from, epoch, message });
         self.resolver.check();
         let mut replies = Vec::new();
         for output in out {
@@ -157,12 +166,32 @@ fn verdicts_are_repeated_until_they_are_answered() {
 fn strangers_get_nothing_and_overflow_is_dropped() {
     let mut world = World::new(Knobs { resolves_waiting_max: 1, ..Knobs::default() });
     assert_eq!(world.resolve(proxy(7), batch(RV, RTV, vec![])), []);
+    assert_eq!(world.resolve_in(Epoch(2), proxy(0), batch(RV, RTV, vec![])), []);
     assert_eq!(world.resolver.status().version, RV);
     assert_eq!(world.resolve(proxy(0), batch(RTV, RTV.plus(1), vec![])), []);
     assert_eq!(world.resolve(proxy(0), batch(RTV.plus(1), RTV.plus(2), vec![])), []);
     assert_eq!(world.resolver.status().overflow_count, 1);
     assert_eq!(world.resolve(proxy(1), batch(RV, RTV, vec![])).len(), 2);
     assert_eq!(world.resolve(proxy(0), batch(RTV.plus(1), RTV.plus(2), vec![])).len(), 1);
+    // What was decided is told again however many wait.
+    assert_eq!(world.resolve(proxy(0), batch(RTV.plus(5), RTV.plus(6), vec![])), []);
+    assert_eq!(world.resolve(proxy(1), batch(RV, RTV, vec![])).len(), 1);
+}
+
+#[test]
+fn what_left_the_window_leaves_the_memory() {
+    let mut world = World::new(Knobs::default());
+    let keys: Vec<String> = (0..500).map(|key| format!("key {key}")).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let _ = world.resolve(proxy(0), batch(RV, RTV, vec![transaction(RV, &[], &keys)]));
+    assert!(world.resolver.status().entry_count >= 500);
+    let (mut previous, life) = (RTV, world.knobs.life_versions);
+    for _ in 0..3 {
+        let version = previous.plus(life);
+        let _ = world.resolve(proxy(0), batch(previous, version, vec![]));
+        previous = version;
+    }
+    assert!(world.resolver.status().entry_count < 10);
 }
 
 #[test]

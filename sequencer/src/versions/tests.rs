@@ -141,6 +141,18 @@ fn early_requests_wait_within_their_limit() {
 }
 
 #[test]
+fn a_proxy_that_never_says_what_it_has_gets_no_more() {
+    let mut world = World::new(1);
+    let proxy = endpoint(2, Role::Proxy(0));
+    let limit = REPLIES_KEPT_MAX as u64;
+    for number in 1..=limit {
+        assert_eq!(world.ask(proxy, number, 0).len(), 1);
+    }
+    assert_eq!(world.ask(proxy, limit + 1, 0), []);
+    assert_eq!(world.ask(proxy, limit + 1, 1).len(), 1);
+}
+
+#[test]
 fn whatever_the_network_does_the_pairs_form_one_chain() {
     for seed in 0..200 {
         let mut prng = Prng::new(seed);
