@@ -209,9 +209,13 @@ impl Rig {
     }
 
     pub(crate) fn recruit(&mut self, epoch: u64, recovery_version: u64) {
+        self.begin_recruit(epoch, recovery_version);
+        self.settle();
+    }
+
+    pub(crate) fn begin_recruit(&mut self, epoch: u64, recovery_version: u64) {
         let plan = self.plan(epoch, recovery_version);
         self.send(leader(), epoch, Recruit { role: Role::LogServer, plan });
-        self.settle();
     }
 
     pub(crate) fn serve(&mut self, epoch: u64, recovery_version: u64) {

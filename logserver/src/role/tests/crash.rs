@@ -6,6 +6,7 @@ use bytes::Bytes;
 use common::message::{Announce, Message, Trim};
 use common::{Note, Offset, Prng, RequestId, StreamId, Version};
 
+use crate::Standing;
 use crate::testing::rig::{JUMP, Rig, body, client, proxy, push_of};
 
 const STREAMS: [u64; 3] = [17, 18, 40];
@@ -251,7 +252,7 @@ fn lives_of_random_length_end_in_crashes_and_recoveries() {
             for _ in 0..choose.between(5, 150) {
                 run.act(&mut choose);
             }
-            match choose.below(5) {
+            match choose.below(6) {
                 0 => {
                     // A recovery without a restart.
                     run.rig.settle();
@@ -283,8 +284,24 @@ fn lives_of_random_length_end_in_crashes_and_recoveries() {
                 3 => {
                     // The process dies, the power stays: what it sees next may not be durable yet.
                     run.rig.kill();
-                    run.rig.settle();
+                    while run.rig.server.status().standing == Standing::Opening {
+                        assert!(run.rig.disk_step(), "it opens: {:?}", run.rig.halts);
+                    }
                     run.model.announced = run.rig.server.status().durable.0;
+                    run.crash();
+                    run.reopen(&mut choose);
+                }
+                4 => {
+                    // A crash while a recruitment is on its way.
+                    run.rig.settle();
+                    run.hear();
+                    let recovery_version = choose.between(run.model.committed, run.model.last);
+                    run.model.epoch += 1;
+                    run.rig.begin_recruit(run.model.epoch, recovery_version);
+                    for _ in 0..choose.below(8) {
+                        run.rig.disk_step();
+                    }
+                    run.model.announced = recovery_version;
                     run.crash();
                     run.reopen(&mut choose);
                 }

@@ -2,7 +2,7 @@
 
 use common::disk::File;
 use common::message::Announce;
-use common::{Code, NodeId, SegmentId, Version};
+use common::{Code, NodeId, Note, SegmentId, Version};
 
 use crate::LogServer;
 use crate::testing::MemoryDisk;
@@ -142,4 +142,19 @@ fn an_empty_disk_that_is_full_says_so() {
     let mut rig = Rig::with(1, common::Knobs::small(), MemoryDisk::new(0));
     rig.settle();
     assert_eq!(rig.halts[0].reason, "disk_full");
+}
+
+#[test]
+fn a_damaged_header_costs_nothing_and_is_reported() {
+    let mut rig = filled(8, 5);
+    rig.disk.flip(File::Segment(SegmentId(1)), 20);
+    // Once scanned, once by the footer that the first opening wrote.
+    for _ in 0..2 {
+        rig.notes.clear();
+        rig.crash();
+        rig.settle();
+        assert_eq!((rig.halts.as_slice(), rig.server.status().durable), (&[][..], Version(50)));
+        let warned = |note: &Note| matches!(note, Note::Warning { code: "damaged_header", .. });
+        assert!(rig.notes.iter().any(warned), "{:?}", rig.notes);
+    }
 }

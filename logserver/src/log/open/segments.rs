@@ -1,246 +1,28 @@
-//! Opening: everything that the directory holds, read back and judged.
+//! Segments, read one after the other: by their footer, or frame by frame.
 //!
 //! ```text
-//! List -> meta slots -> first and last page of each segment -> each segment in order: footer, or scan
-//!      -> blocks of the stream of ids -> footers and meta written, all of it durable -> open
+//! edges: first and last page of every file, several at once
+//! then in order:  trailer good --> footer good --> its entries
+//!                       `---------------`--------> scan, and judge the end
 //! ```
-//!
-//! - A segment goes on from the one before: by sequence and hash, unless segments between were recycled.
-//! - A torn tail is cut where the next segment, or nothing, goes on; the log always continues in a new segment,
-//!   so that what was cut can't become valid again.
-//! - Anything else that is damaged ends the process with a report; nothing is changed on the disk (`corrupt_log`).
-//! - Blocks that a later epoch dropped, by its start in the meta, are passed over.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use common::disk::{DiskError, DiskOp, DiskOutput, File, Lane, PAGE_BYTES, padded};
-use common::{Cx, Epoch, Mark, Note, SegmentId, Sequence, StreamId, Version};
+use common::disk::{DiskError, PAGE_BYTES, padded};
+use common::{Cx, Epoch, Mark, Note, SegmentId, Sequence, StreamId};
 
-use super::index::{BlockRef, NotDense};
-use super::meta::MetaSlots;
-use super::segments::{Seal, Segment};
-use super::{Log, LogEvent, Phase, Purpose, Tip, append, data, segment_file};
-use crate::format::meta::{MetaChoice, choose};
+use super::{Damage, Found, Judged, Log, OpenOp, Scan, corrupt};
 use crate::format::scan::{ScanEnd, ScanStart, ScannedFrame, Scanner};
 use crate::format::segment::{
     EpochStart, Footer, SegmentError, SegmentHeader, Trailer, trailer_offset,
 };
-
-/// Blocks of ids that are read at once.
-const ID_BLOCKS_MAX: usize = 256;
-
-/// A request to the disk while opening.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum OpenOp {
-    List,
-    CreateMeta,
-    ReadMeta(u8),
-    ReadHeader(SegmentId),
-    ReadTrailer(SegmentId),
-    ReadFooter(SegmentId),
-    ReadChunk { id: SegmentId, offset: u64, bytes: u64 },
-}
-
-/// How far opening has come.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Opening {
-    in_flight: usize,
-    meta_bytes: [Option<u64>; 2],
-    meta_slots: [Bytes; 2],
-    /// Segments whose edges are to be read.
-    edges: VecDeque<SegmentId>,
-    found: BTreeMap<SegmentId, Found>,
-    /// The segment that is being read: those below are done.
-    current: Option<SegmentId>,
-    scan: Option<Scan>,
-    torn_frames: u64,
-    /// A torn end that the next segment must agree with.
-    torn: Option<(SegmentId, String)>,
-    /// Blocks of ids that are still to be read.
-    ids: VecDeque<BlockRef>,
-    reading_ids: Vec<BlockRef>,
-    /// The meta generation that must be durable before the log is open.
-    ticket: Option<u64>,
-}
-
-/// What the edges of a segment's file say.
-#[derive(Clone, Debug, Default)]
-struct Found {
-    file_bytes: u64,
-    header: Option<SegmentHeader>,
-    trailer: Option<Trailer>,
-}
-
-#[derive(Clone, Debug)]
-struct Scan {
-    scanner: Scanner,
-    next_offset: u64,
-    fed: u64,
-    /// Chunks that came early; `None`: unreadable.
-    early: BTreeMap<u64, (u64, Option<Bytes>)>,
-}
-
-/// Why the log can't be opened.
-struct Damage {
-    reason: &'static str,
-    detail: String,
-}
-
-type Judged<T> = Result<T, Damage>;
-
-fn corrupt<T>(detail: impl Into<String>) -> Judged<T> {
-    Err(Damage { reason: "corrupt_log", detail: detail.into() })
-}
+use crate::log::index::{BlockRef, NotDense};
+use crate::log::segments::{Seal, Segment};
+use crate::log::{Tip, append};
 
 impl Log {
-    /// Begins to read the directory.
-    pub(crate) fn open(&mut self, cx: &mut Cx<'_>) {
-        assert!(matches!(self.phase, Phase::Closed), "a log is opened once");
-        self.phase = Phase::Opening(Box::default());
-        self.ask(cx, OpenOp::List, DiskOp::List);
-    }
-
-    fn opening(&mut self) -> &mut Opening {
-        match &mut self.phase {
-            Phase::Opening(opening) => opening,
-            other => panic!("the log is not being opened but {other:?}"),
-        }
-    }
-
-    fn ask(&mut self, cx: &mut Cx<'_>, op: OpenOp, request: DiskOp) {
-        self.opening().in_flight += 1;
-        self.request(cx, Lane::Background, Purpose::Open(op), request);
-    }
-
-    fn read_page(&mut self, cx: &mut Cx<'_>, op: OpenOp, id: SegmentId, offset: u64, bytes: u64) {
-        self.ask(cx, op, DiskOp::Read { file: segment_file(id), offset, bytes });
-    }
-
-    pub(super) fn handle_open(
-        &mut self,
-        cx: &mut Cx<'_>,
-        op: OpenOp,
-        result: Result<DiskOutput, DiskError>,
-    ) {
-        self.opening().in_flight -= 1;
-        if let Err(damage) = self.take_answer(cx, op, result) {
-            self.end(cx, damage.reason, damage.detail);
-        }
-    }
-
-    fn take_answer(
-        &mut self,
-        cx: &mut Cx<'_>,
-        op: OpenOp,
-        result: Result<DiskOutput, DiskError>,
-    ) -> Judged<()> {
-        match (op, result) {
-            (OpenOp::List, Ok(DiskOutput::Listing { files, .. })) => self.take_listing(cx, &files),
-            (OpenOp::CreateMeta, Ok(_)) => self.after_meta_files(cx),
-            (OpenOp::ReadMeta(slot), Ok(output)) => {
-                self.opening().meta_slots[usize::from(slot)] = data(output);
-                self.after_meta_files(cx)
-            }
-            (OpenOp::ReadHeader(id), result) => self.take_header(cx, id, result.map(data)),
-            (OpenOp::ReadTrailer(id), result) => self.take_trailer(cx, id, result.map(data)),
-            (OpenOp::ReadFooter(id), result) => self.take_footer(cx, id, result.map(data)),
-            (OpenOp::ReadChunk { id, offset, bytes }, result) => {
-                self.take_chunk(cx, id, offset, bytes, result.map(data))
-            }
-            (op, Ok(output)) => panic!("{op:?} was answered with {output:?}"),
-            (op, Err(DiskError::Full)) => Err(Damage {
-                reason: "disk_full",
-                detail: format!("{op:?}: no space for the first files of a log"),
-            }),
-            (op, Err(error)) => {
-                Err(Damage { reason: "open_failed", detail: format!("{op:?}: {error}") })
-            }
-        }
-    }
-
-    // --- files and meta ------------------------------------------------------------------------------------
-
-    fn take_listing(&mut self, cx: &mut Cx<'_>, files: &[(File, u64)]) -> Judged<()> {
-        for (file, bytes) in files {
-            match *file {
-                File::Meta(slot) if slot < 2 => {
-                    self.opening().meta_bytes[usize::from(slot)] = Some(*bytes);
-                }
-                File::Meta(_) => {}
-                File::Spare(number) => {
-                    let is_fit = *bytes == cx.knobs.segment_bytes;
-                    self.files.found_spare(number, is_fit);
-                    if !is_fit {
-                        let op = DiskOp::Remove { file: *file };
-                        self.request(cx, Lane::Background, Purpose::Remove, op);
-                    }
-                }
-                File::Segment(id) => {
-                    self.files.found_id(id);
-                    let found = Found { file_bytes: *bytes, ..Found::default() };
-                    self.opening().found.insert(id, found);
-                }
-            }
-        }
-        let opening = self.opening();
-        if opening.meta_bytes == [None, None] && !opening.found.is_empty() {
-            return corrupt("there are segments but no meta files");
-        }
-        for slot in 0..2_u8 {
-            let bytes = self.opening().meta_bytes[usize::from(slot)];
-            let file = File::Meta(slot);
-            match bytes {
-                Some(bytes) => {
-                    let op = DiskOp::Read { file, offset: 0, bytes: padded(bytes.max(1)) };
-                    self.ask(cx, OpenOp::ReadMeta(slot), op);
-                }
-                None => {
-                    let op = DiskOp::Create { file, bytes: PAGE_BYTES };
-                    self.ask(cx, OpenOp::CreateMeta, op);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn after_meta_files(&mut self, cx: &mut Cx<'_>) -> Judged<()> {
-        let opening = self.opening();
-        if opening.in_flight > 0 {
-            return Ok(());
-        }
-        let [zero, one] = &opening.meta_slots;
-        let has_segments = !opening.found.is_empty();
-        match choose(zero, one) {
-            MetaChoice::Found { meta, .. } if meta.node != self.node => {
-                let detail = format!("the directory is {}'s, this is {}", meta.node, self.node);
-                return Err(Damage { reason: "foreign_log", detail });
-            }
-            MetaChoice::Found { meta, .. } => self.meta = MetaSlots::restore(&meta),
-            MetaChoice::Fresh if has_segments => {
-                return corrupt("there are segments but the meta files are empty");
-            }
-            MetaChoice::FirstTorn { flaw } if has_segments => {
-                return corrupt(format!(
-                    "there are segments but the only meta slot is damaged: {flaw}"
-                ));
-            }
-            MetaChoice::Fresh | MetaChoice::FirstTorn { .. } => {}
-            MetaChoice::Corrupt { flaws: [zero, one] } => {
-                return corrupt(format!("both meta slots are damaged: {zero}; {one}"));
-            }
-        }
-        for (stream, through, first_offset) in self.meta.trims() {
-            self.index.restore_trim(stream, through, first_offset);
-        }
-        let opening = self.opening();
-        opening.edges = opening.found.keys().copied().collect();
-        self.read_edges(cx)
-    }
-
-    // --- edges ---------------------------------------------------------------------------------------------
-
-    fn read_edges(&mut self, cx: &mut Cx<'_>) -> Judged<()> {
+    pub(super) fn read_edges(&mut self, cx: &mut Cx<'_>) -> Judged<()> {
         let in_flight_max = 2 * cx.knobs.scan_reads_max as usize;
         while self.opening().in_flight < in_flight_max {
             let opening = self.opening();
@@ -272,7 +54,7 @@ impl Log {
         }
     }
 
-    fn take_header(
+    pub(super) fn take_header(
         &mut self,
         cx: &mut Cx<'_>,
         id: SegmentId,
@@ -287,7 +69,7 @@ impl Log {
         self.read_edges(cx)
     }
 
-    fn take_trailer(
+    pub(super) fn take_trailer(
         &mut self,
         cx: &mut Cx<'_>,
         id: SegmentId,
@@ -305,9 +87,7 @@ impl Log {
         self.read_edges(cx)
     }
 
-    // --- one segment after the other -----------------------------------------------------------------------
-
-    fn next_segment(&mut self, cx: &mut Cx<'_>) -> Judged<()> {
+    pub(super) fn next_segment(&mut self, cx: &mut Cx<'_>) -> Judged<()> {
         let opening = self.opening();
         let after = opening.current.map_or(SegmentId::ZERO, |id| id);
         let next = opening.found.range(after.plus(1)..).next();
@@ -371,7 +151,7 @@ impl Log {
         Ok(())
     }
 
-    fn take_footer(
+    pub(super) fn take_footer(
         &mut self,
         cx: &mut Cx<'_>,
         id: SegmentId,
@@ -393,9 +173,18 @@ impl Log {
                 cx.mark(Mark::FooterUsed);
                 self.judge_follows(id, footer.first_sequence, None)?;
                 self.restore_footer(id, &found, &footer)?;
+                self.warn_of_header(cx, id);
                 self.next_segment(cx)
             }
             None => self.begin_scan(cx, id, &found),
+        }
+    }
+
+    /// A damaged header of a segment that is used otherwise costs no data, but somebody should look at the disk.
+    fn warn_of_header(&mut self, cx: &mut Cx<'_>, id: SegmentId) {
+        if self.opening().found[&id].header.is_none() {
+            let detail = format!("the header of segment {id} is damaged; its frames are whole");
+            cx.note(Note::Warning { code: "damaged_header", detail });
         }
     }
 
@@ -478,8 +267,6 @@ impl Log {
         }
     }
 
-    // --- scanning ------------------------------------------------------------------------------------------
-
     fn begin_scan(&mut self, cx: &mut Cx<'_>, id: SegmentId, found: &Found) -> Judged<()> {
         let durable_at_least = self.durable_at_least(id);
         let tip = self.tip;
@@ -548,7 +335,7 @@ impl Log {
         }
     }
 
-    fn take_chunk(
+    pub(super) fn take_chunk(
         &mut self,
         cx: &mut Cx<'_>,
         id: SegmentId,
@@ -619,6 +406,7 @@ impl Log {
         let has_frames = self.segments.contains_key(&id);
         if has_frames {
             cx.mark(Mark::FooterMissing);
+            self.warn_of_header(cx, id);
         }
         match scan.scanner.finish() {
             ScanEnd::Whole { .. } => {}
@@ -637,116 +425,6 @@ impl Log {
             ScanEnd::Rot(report) => return corrupt(report.to_string()),
         }
         self.next_segment(cx)
-    }
-
-    // --- the end -------------------------------------------------------------------------------------------
-
-    fn after_segments(&mut self, cx: &mut Cx<'_>) -> Judged<()> {
-        if let Some(last) = self.meta.clean_shutdown()
-            && last != self.tip.sequence
-        {
-            let found = self.tip.sequence;
-            return corrupt(format!("the log was closed in order at {last} and ends at {found}"));
-        }
-        // An epoch that recruited this server and left no frame.
-        let latest = self.meta.epochs().last().copied();
-        if let Some(start) = latest.filter(|start| start.epoch > self.tip.epoch) {
-            self.last = start.previous_version;
-        }
-        self.durable_sequence = self.tip.sequence;
-        self.durable = self.last;
-        if self.known_committed > self.last {
-            let (committed, last) = (self.known_committed, self.last);
-            return corrupt(format!("{committed} was committed and the log ends at {last}"));
-        }
-        let ids = self.index.stream(StreamId::IDS);
-        let ids: VecDeque<BlockRef> =
-            ids.into_iter().flat_map(|stream| stream.after(Version::ZERO)).copied().collect();
-        self.opening().ids = ids;
-        self.read_ids(cx);
-        Ok(())
-    }
-
-    /// Reads the next blocks of ids, then opens.
-    fn read_ids(&mut self, cx: &mut Cx<'_>) {
-        let opening = self.opening();
-        let count = opening.ids.len().min(ID_BLOCKS_MAX);
-        if count > 0 {
-            opening.reading_ids = opening.ids.drain(..count).collect();
-            let wanted = opening.reading_ids.iter().map(|block| (StreamId::IDS, *block)).collect();
-            let _ = self.read(cx, wanted);
-            return;
-        }
-        self.sync_what_was_found(cx);
-    }
-
-    /// What was read may have been written by a process that died before its barrier, and may not be durable yet.
-    /// Before anything is promised on it, each file that matters gets a barrier: unsealed segments by their
-    /// footer, the meta by its next generation, which also says that the log may change.
-    fn sync_what_was_found(&mut self, cx: &mut Cx<'_>) {
-        let is_unsealed = |segment: &Segment| segment.seal == Seal::Unsealed;
-        let unsealed: Vec<SegmentId> =
-            self.segments.iter().filter(|(_, s)| is_unsealed(s)).map(|(id, _)| *id).collect();
-        for id in unsealed {
-            self.seal(cx, id);
-        }
-        self.meta.mark_unclean();
-        let ticket = self.meta.touch(true);
-        self.opening().ticket = Some(ticket);
-        self.write_meta(cx);
-    }
-
-    /// Takes an answer to [`Log::read_ids`].
-    pub(super) fn take_ids(&mut self, cx: &mut Cx<'_>) {
-        for event in core::mem::take(&mut self.events) {
-            let LogEvent::Read { result, .. } = event else { continue };
-            let blocks = core::mem::take(&mut self.opening().reading_ids);
-            match result {
-                Ok(bodies) => {
-                    for (block, body) in blocks.iter().zip(bodies) {
-                        let (version, commit_time) = (block.version, block.commit_time);
-                        self.id_blocks.push(LogEvent::IdBlock { version, commit_time, body });
-                    }
-                }
-                Err(failure) => {
-                    let detail = format!(
-                        "ids of {} in segment {}: {}",
-                        failure.version, failure.segment, failure.what
-                    );
-                    return self.end(cx, "corrupt_log", detail);
-                }
-            }
-            self.read_ids(cx);
-        }
-    }
-
-    /// Opens once everything that was found is durable.
-    pub(super) fn after_sync(&mut self, cx: &mut Cx<'_>) {
-        let Phase::Opening(opening) = &self.phase else { return };
-        let is_persisted = opening.ticket.is_some_and(|ticket| self.meta.persisted() >= ticket);
-        let is_sealed = self.segments.values().all(|segment| segment.seal == Seal::Sealed);
-        if is_persisted && is_sealed {
-            self.finish_open(cx);
-        }
-    }
-
-    fn finish_open(&mut self, cx: &mut Cx<'_>) {
-        let opening = core::mem::take(self.opening());
-        self.phase = Phase::Open;
-        assert_eq!(self.durable, self.last, "what was found is durable");
-        for (id, found) in &opening.found {
-            if !self.segments.contains_key(id) {
-                self.retire(cx, *id, found.file_bytes);
-            }
-        }
-        self.remove_spares_above(cx, cx.knobs.spare_segments + cx.knobs.spare_segments_max);
-        cx.note(Note::Opened {
-            durable: self.durable,
-            torn_frames: u32::try_from(opening.torn_frames).unwrap_or(u32::MAX),
-            segments: u32::try_from(self.segments.len()).unwrap_or(u32::MAX),
-        });
-        self.events.append(&mut self.id_blocks);
-        self.events.push(LogEvent::Opened);
     }
 }
 
