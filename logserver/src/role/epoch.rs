@@ -239,7 +239,7 @@ impl LogServer {
         assert_eq!(durable, last, "I8: {last} was accepted and {durable} is durable");
         cx.note(Note::Locked { epoch, durable });
         for asker in askers {
-            let known_committed = self.log.known_committed();
+            let known_committed = self.served_limit();
             cx.send(*asker, epoch, Locked { durable, known_committed });
         }
     }
