@@ -126,8 +126,15 @@ pub enum Observation {
         /// The first offset that is left.
         first_offset: Offset,
     },
+    /// It asks how streams stand.
+    AskedDescription {
+        /// The client's number for it.
+        number: u64,
+    },
     /// It was told how a stream stands.
     Described {
+        /// The client's number for it.
+        number: u64,
         /// The stream.
         stream: StreamId,
         /// The first offset that is left.

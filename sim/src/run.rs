@@ -18,6 +18,7 @@ use crate::clock::Moment;
 use crate::cluster::Cluster;
 use crate::disk::Crash;
 use crate::faults::{self, Fault, Later};
+use crate::observe::ConsumerId;
 use crate::oracle::{Oracles, Probe, Violation};
 use crate::random::Randomness;
 use crate::swarm::Config;
@@ -137,7 +138,10 @@ impl Run {
         let clients: Vec<NodeId> = (0..config.writers + config.consumers)
             .map(|place| NodeId(FIRST_CLIENT + place))
             .collect();
-        let shared = Shared::new(config.mix.clone(), config.knobs.clone(), nodes.clone());
+        let consumers = config.writers..config.writers + config.consumers;
+        let consumers = consumers.map(ConsumerId);
+        let shared =
+            Shared::new(config.mix.clone(), config.knobs.clone(), nodes.clone(), consumers);
         let topology = Topology::single(nodes[0]);
         let cluster = Cluster::new(topology, config.knobs.clone(), config.writers, shared.clone());
         let profile = config.profile.clone();
@@ -183,6 +187,7 @@ impl Run {
             run.shared.borrow().open_calls.values().all(|open| *open == 0)
         })?;
         let acknowledged = self.oracles.acknowledged();
+        self.shared.borrow_mut().want = acknowledged;
         self.until("consumers", LIVENESS_MS, |run| run.shared.borrow().consumed() >= acknowledged)?;
         self.oracles.finish()
     }

@@ -13,7 +13,6 @@ pub(super) struct Chain {
     /// The pairs that were handed out: version to previous version.
     pairs: BTreeMap<Epoch, BTreeMap<Version, Version>>,
     sequencers: BTreeMap<Epoch, Endpoint>,
-    highest: Version,
     decided: BTreeMap<(Endpoint, Epoch), Version>,
     accepted: BTreeMap<(NodeId, Epoch), Version>,
     locked: BTreeMap<NodeId, Epoch>,
@@ -75,8 +74,8 @@ impl Chain {
         };
         let sequencer = *self.sequencers.entry(epoch).or_insert(from);
         demand!("I1.one_sequencer", sequencer == from, "{epoch}: {sequencer:?} and {from:?}");
-        let pairs = self.pairs.entry(epoch).or_default();
-        match pairs.last_key_value() {
+        let last = self.pairs.get(&epoch).and_then(|pairs| pairs.last_key_value());
+        match last {
             Some((last, _)) => {
                 demand!(
                     "I1.chain",
@@ -93,7 +92,8 @@ impl Chain {
                     version >= first,
                     "{epoch} begins with {version}, RTV is {first}"
                 );
-                let highest = self.highest;
+                // A recovery that never reached the register may have begun with the same version.
+                let highest = self.highest(facts);
                 demand!(
                     "O9.reused",
                     version > highest,
@@ -102,9 +102,15 @@ impl Chain {
             }
         }
         demand!("I1.ascending", version > previous, "{epoch}: {previous} -> {version}");
-        pairs.insert(version, previous);
-        self.highest = self.highest.max(version);
+        self.pairs.entry(epoch).or_default().insert(version, previous);
         Ok(())
+    }
+
+    /// The highest version of all epochs that are in the register.
+    fn highest(&self, facts: &Facts) -> Version {
+        let written = self.pairs.iter().filter(|(epoch, _)| facts.is_written(**epoch));
+        let last = written.filter_map(|(_, pairs)| pairs.last_key_value());
+        last.map(|(version, _)| *version).max().unwrap_or_default()
     }
 
     fn is_pair(

@@ -9,7 +9,7 @@ use super::{Judged, Probe, demand};
 /// How an epoch began.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Beginning {
-    /// The epoch whose log it goes on with: the last one in the register at that time.
+    /// The epoch whose log it goes on with: the one that handed out RV.
     pub(super) parent: Epoch,
     pub(super) recovery_version: Version,
     pub(super) first_version: Version,
@@ -17,6 +17,8 @@ pub(super) struct Beginning {
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
+    /// Which epoch handed out a version; the newest one when several did.
+    assigned: BTreeMap<Version, Epoch>,
     beginnings: BTreeMap<Epoch, Beginning>,
     /// The log servers of each epoch whose generation is in the register.
     written: BTreeMap<Epoch, BTreeSet<NodeId>>,
@@ -34,7 +36,11 @@ impl Facts {
     pub(super) fn note(&mut self, from: Endpoint, note: &Note, probe: &impl Probe) -> Judged {
         match note {
             Note::RecoveryVersion { epoch, recovery_version, first_version } => {
-                self.began(*epoch, *recovery_version, *first_version, probe)
+                self.began(*epoch, *recovery_version, *first_version)
+            }
+            Note::Assigned { epoch, version, .. } => {
+                self.assigned.insert(*version, *epoch);
+                Ok(())
             }
             Note::GenerationWritten { epoch } => self.written(*epoch, probe),
             Note::Serving { epoch } => {
@@ -84,7 +90,7 @@ impl Facts {
         }
     }
 
-    fn began(&mut self, epoch: Epoch, rv: Version, first: Version, probe: &impl Probe) -> Judged {
+    fn began(&mut self, epoch: Epoch, rv: Version, first: Version) -> Judged {
         demand!(
             "I5.jump",
             first.since(rv.min(first)) > 2 * common::LIFE_VERSIONS_MAX,
@@ -102,7 +108,13 @@ impl Facts {
             "{epoch} begins at {rv}, but {} was delivered",
             self.delivered
         );
-        let parent = probe.register().generations.last().map_or(Epoch::ZERO, |last| last.epoch);
+        let parent = self.assigned.get(&rv).copied();
+        demand!(
+            "I9.unknown",
+            parent.is_some() || rv == Version::ZERO,
+            "{epoch} begins at {rv}, which nobody handed out"
+        );
+        let parent = parent.unwrap_or_default();
         let beginning = Beginning { parent, recovery_version: rv, first_version: first };
         self.beginnings.insert(epoch, beginning);
         Ok(())

@@ -1,9 +1,11 @@
 //! Where the frames of versions lie on a disk, read off the bytes that a log server writes.
 //!
 //! Only this much of the log's format is known here: a frame begins with `MRFR`, has its own length at 40, its
-//! epoch at 56 and its version at 72, all little-endian; frames of one write follow each other.
+//! epoch at 56 and its version at 72, all little-endian; frames of one write follow each other, perhaps behind a
+//! page that heads the segment.
 
 use bytes::Bytes;
+use common::disk::PAGE_BYTES;
 use common::{Epoch, Version};
 
 const MAGIC: &[u8] = b"MRFR";
@@ -23,7 +25,8 @@ pub(super) struct Found {
 }
 
 pub(super) fn frames_in(data: &Bytes) -> Vec<Found> {
-    let (mut at, mut found) = (0_usize, Vec::new());
+    let mut at = if data.starts_with(MAGIC) { 0 } else { PAGE_BYTES as usize };
+    let mut found = Vec::new();
     while data.len() >= at + HEADER_BYTES && data[at..].starts_with(MAGIC) {
         let bytes = word(data, at + LENGTH_AT);
         if bytes < HEADER_BYTES as u64 {
@@ -69,6 +72,8 @@ mod tests {
         assert_eq!(found.len(), 2);
         assert_eq!((found[0].version, found[0].offset, found[0].bytes), (Version(7), 0, 200));
         assert_eq!((found[1].version, found[1].offset, found[1].bytes), (Version(9), 200, 130));
+        let headed = [vec![1; 4096], frame(1, 7, 200)].concat();
+        assert_eq!(frames_in(&Bytes::from(headed))[0].offset, 4096);
         assert!(frames_in(&Bytes::from(vec![0; 4096])).is_empty());
     }
 }

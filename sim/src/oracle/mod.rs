@@ -132,7 +132,7 @@ impl Oracles {
             return Err(Violation { rule: "workload", detail: format!("{client:?}: {detail}") });
         }
         self.consumers.observe(observation, &self.facts, &self.offsets)?;
-        self.trims.observe(observation)?;
+        self.trims.observe(client, observation)?;
         self.reads.observe(client, observation, &self.facts)?;
         self.history.observe(observation)
     }

@@ -387,7 +387,9 @@ fn i13_trims_that_nobody_asked_for_or_that_come_late() {
     let told =
         Observation::GotTrim { stream: STREAM, through: Version(V1), first_offset: Offset(1) };
     bench.see(told).unwrap();
+    bench.see(Observation::AskedDescription { number: 1 }).unwrap();
     let described = Observation::Described {
+        number: 1,
         stream: STREAM,
         first_offset: Offset(0),
         next_offset: Offset(1),

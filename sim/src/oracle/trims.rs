@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use common::{Endpoint, NodeId, Note, Offset, StreamId, Version};
+use common::{Endpoint, NodeId, Note, Offset, Peer, StreamId, Version};
 
 use super::{Judged, demand};
 use crate::observe::Observation;
@@ -12,6 +12,8 @@ pub(super) struct Trims {
     asked: BTreeMap<StreamId, Version>,
     /// What clients were told is persisted.
     told: BTreeMap<StreamId, (Version, Offset)>,
+    /// The same, when each description was asked for.
+    told_before: BTreeMap<(Peer, u64), BTreeMap<StreamId, (Version, Offset)>>,
     persisted: BTreeMap<(NodeId, StreamId), (Version, Offset)>,
 }
 
@@ -51,7 +53,7 @@ impl Trims {
         }
     }
 
-    pub(super) fn observe(&mut self, observation: &Observation) -> Judged {
+    pub(super) fn observe(&mut self, client: Peer, observation: &Observation) -> Judged {
         match observation {
             Observation::AskedTrim { stream, through } => {
                 let asked = self.asked.entry(*stream).or_default();
@@ -61,8 +63,18 @@ impl Trims {
                 let told = self.told.entry(*stream).or_default();
                 *told = (told.0.max(*through), told.1.max(*first_offset));
             }
-            Observation::Described { stream, first_offset, next_offset, trimmed_through } => {
-                let told = self.told.get(stream).copied().unwrap_or_default();
+            Observation::AskedDescription { number } => {
+                self.told_before.insert((client, *number), self.told.clone());
+            }
+            Observation::Described {
+                number,
+                stream,
+                first_offset,
+                next_offset,
+                trimmed_through,
+            } => {
+                let told = self.told_before.get(&(client, *number));
+                let told = told.and_then(|told| told.get(stream)).copied().unwrap_or_default();
                 demand!(
                     "I13.forgotten",
                     *trimmed_through >= told.0,

@@ -30,7 +30,9 @@ impl Consumer {
         self.puller = Some(puller);
         self.is_waiting = true;
         let call = io.call(Caller::Consumer);
-        session.pull(cx, call, puller);
+        // At the end of a run only what is committed matters, not what is written next.
+        let want = io.shared.borrow().want;
+        session.pull(cx, call, puller, want);
     }
 
     fn subscribe(&self, cx: &mut Cx<'_>, session: &mut Session, io: &mut Io) -> Option<PullerId> {

@@ -127,6 +127,8 @@ pub struct Shared {
     pub streams: Vec<Option<StreamId>>,
     /// Consumers and their places.
     pub cursors: BTreeMap<ConsumerId, Cursor>,
+    /// Consumers ask for everything through here at once.
+    pub want: Version,
     /// Calls of writers that are open.
     pub open_calls: BTreeMap<NodeId, usize>,
     /// Commits that were seen.
@@ -141,7 +143,12 @@ pub type SharedHandle = Rc<RefCell<Shared>>;
 impl Shared {
     /// Nothing has happened yet.
     #[must_use]
-    pub fn new(mix: Mix, knobs: Knobs, nodes: Vec<NodeId>) -> SharedHandle {
+    pub fn new(
+        mix: Mix,
+        knobs: Knobs,
+        nodes: Vec<NodeId>,
+        consumers: impl Iterator<Item = ConsumerId>,
+    ) -> SharedHandle {
         let streams = vec![None; mix.streams as usize];
         Rc::new(RefCell::new(Self {
             mix,
@@ -149,7 +156,9 @@ impl Shared {
             nodes,
             is_stopping: false,
             streams,
-            cursors: BTreeMap::new(),
+            // All from the start: nobody trims what one of them has not read.
+            cursors: consumers.map(|consumer| (consumer, Cursor::default())).collect(),
+            want: Version::ZERO,
             open_calls: BTreeMap::new(),
             committed_count: 0,
             next_txn: 1,

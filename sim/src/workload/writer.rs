@@ -23,7 +23,7 @@ enum Doing {
     ReadVersion(u64, Next),
     Follow,
     Trim(StreamId),
-    Describe,
+    Describe(u64),
     Create(usize),
     Resolve(usize),
 }
@@ -151,7 +151,10 @@ impl Writer {
             Some(7) => self.read_then(cx, session, io, Next::Nothing),
             Some(8) => {
                 let streams = user_streams(io);
-                let call = self.start(io, Doing::Describe);
+                self.reads_asked += 1;
+                let number = self.reads_asked;
+                io.observe(Observation::AskedDescription { number });
+                let call = self.start(io, Doing::Describe(number));
                 session.describe(cx, call, streams);
             }
             Some(9) => self.trim(cx, session, io),
@@ -230,9 +233,10 @@ impl Writer {
                 let (through, first_offset) = (state.through, state.first_offset);
                 io.observe(Observation::GotTrim { stream, through, first_offset });
             }
-            (Doing::Describe, Ok(Answer::Described(states))) => {
+            (Doing::Describe(number), Ok(Answer::Described(states))) => {
                 for state in states {
                     io.observe(Observation::Described {
+                        number,
                         stream: state.stream,
                         first_offset: state.first_offset,
                         next_offset: state.next_offset,
@@ -342,7 +346,8 @@ impl Writer {
         self.follower = Some(follower);
         self.is_following = true;
         let call = self.start(io, Doing::Follow);
-        session.pull(cx, call, follower);
+        let want = self.waiting.iter().max().copied().unwrap_or_default();
+        session.pull(cx, call, follower, want);
     }
 
     fn transfer(&self, io: &mut Io, version: Version) -> Plan {
