@@ -26,7 +26,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut pull = client.pull([stream], Version::ZERO).await?;
     let mut through = Version::ZERO;
     while through < committed.position.version {
-        let pulled = pull.next().await?;
+        let pulled = pull.next_until(committed.position.version).await?;
         for record in
             pulled.batches.iter().map(|batch| batch.records()).collect::<Result<Vec<_>, Error>>()?
         {

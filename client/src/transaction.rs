@@ -172,8 +172,9 @@ impl Transaction {
         self
     }
 
-    /// The transaction's name: it commits at most once under it (I16), whoever asks. Looked up before the
-    /// commit, which costs a round trip; see [`Transaction::fresh_idempotency_id`].
+    /// The transaction's name: it commits at most once under it (I16), whoever asks, for as long as the log
+    /// remembers ids (`id_life_versions`, `ids_max`). Looked up before the commit, which costs a round trip; see
+    /// [`Transaction::fresh_idempotency_id`].
     pub const fn idempotency_id(&mut self, id: IdempotencyId) -> &mut Self {
         self.id = IdChoice::Caller(id);
         self

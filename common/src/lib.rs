@@ -10,6 +10,7 @@
 //!  machine disk register           the seams: events in, outputs out
 //!  knobs error note mark           limits, refusals, what oracles and metrics see
 //!  prng ordered gather backoff     small tools of the machines
+//!  quic                            frames between processes (feature `quic`, shell code)
 //! ```
 #![forbid(unsafe_code)]
 

@@ -187,6 +187,9 @@ impl Node {
         let hosted = self.hosted.as_mut().expect("the epoch has begun");
         if !hosted.is_serving {
             hosted.is_serving = true;
+            // What the log server holds of this epoch may reach consumers only from here on (I10, I11).
+            let event = Event::Message { from, epoch, message: Message::Serve(serve.clone()) };
+            self.with_log_server(s, |log_server, cx| log_server.step(cx, event));
             for role in self.epoch_roles() {
                 let message = Message::Serve(serve.clone());
                 self.with_epoch_role(s, role, Event::Message { from, epoch, message });

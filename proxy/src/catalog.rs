@@ -256,6 +256,7 @@ impl Proxy {
             after: view.through,
             bytes_max: u32::try_from(cx.knobs.pull_bytes_max).unwrap_or(u32::MAX),
             wait_ms: u32::try_from(view.waits_for_ms).unwrap_or(u32::MAX),
+            want: Version::ZERO,
         };
         cx.send(view.holders[view.holder], self.plan.epoch, pull);
     }

@@ -268,10 +268,10 @@ impl Driver {
                 self.calls.insert(call, reply);
                 self.drive(|session, cx| session.resolve_stream(cx, call, &name));
             }
-            Command::Pull(puller, reply) => {
+            Command::Pull(puller, want, reply) => {
                 self.calls.insert(call, reply);
                 self.pulls.insert(call);
-                self.drive(|session, cx| session.pull(cx, call, puller));
+                self.drive(|session, cx| session.pull(cx, call, puller, want));
             }
             Command::OpenPuller(from, reply) => {
                 let opened = self.drive(|session, cx| session.open_puller(cx, from));

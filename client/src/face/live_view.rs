@@ -34,7 +34,7 @@ impl LiveView {
     /// As [`Pull::next`].
     pub async fn reach(&mut self, version: Version) -> Result<(), Error> {
         while self.view.through() < version {
-            let pulled = self.pull.next().await?;
+            let pulled = self.pull.next_until(version).await?;
             self.view.follow(&pulled.batches, pulled.through)?;
         }
         Ok(())

@@ -94,7 +94,7 @@ enum Command {
     Create(String, Reply),
     List(Reply),
     Resolve(String, Reply),
-    Pull(PullerId, Reply),
+    Pull(PullerId, Version, Reply),
     OpenPuller(PullFrom, oneshot::Sender<Result<PullerId, Error>>),
     OpenLane(oneshot::Sender<Result<LaneId, Error>>),
     Close,

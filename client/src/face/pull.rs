@@ -1,5 +1,6 @@
 //! A consumer's place in the log.
 
+use common::Version;
 use tokio::sync::oneshot;
 
 use super::{Client, Command, Ended, closed, expect_answer};
@@ -27,9 +28,18 @@ impl Pull {
     /// [`Error::Corrupt`] for a gap or damage, [`Error::FixRequest`] when the records are trimmed or the
     /// stream does not exist. The pull then stays where it is.
     pub async fn next(&mut self) -> Result<Pulled, Error> {
+        self.next_until(Version::ZERO).await
+    }
+
+    /// Like [`Pull::next`], but waits no longer than until the log is known through `want`: whoever reads at a
+    /// version needs to know that nothing else is below it.
+    ///
+    /// # Errors
+    /// As [`Pull::next`].
+    pub async fn next_until(&mut self, want: Version) -> Result<Pulled, Error> {
         if self.pending.is_none() {
             let (reply, answer) = oneshot::channel();
-            let command = Command::Pull(self.puller, reply);
+            let command = Command::Pull(self.puller, want, reply);
             self.client.commands.send(command).await.map_err(|_| closed())?;
             self.pending = Some(answer);
         }

@@ -85,7 +85,7 @@ impl Session {
             return true;
         };
         if self.catalog.through < read_version {
-            self.follow_catalog(cx);
+            self.follow_catalog(cx, read_version);
             return true;
         }
         let want = work.want.clone();
@@ -154,7 +154,7 @@ impl Session {
         }
     }
 
-    fn follow_catalog(&mut self, cx: &mut Cx<'_>) {
+    fn follow_catalog(&mut self, cx: &mut Cx<'_>, read_version: Version) {
         let puller = match self.catalog.puller {
             Some(puller) => puller,
             None => {
@@ -164,7 +164,7 @@ impl Session {
                 puller
             }
         };
-        self.want_pull(puller, Waiter::Catalog);
+        self.want_pull(puller, Waiter::Catalog, read_version);
     }
 
     /// More of the catalog, or why there is none.

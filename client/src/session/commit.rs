@@ -74,6 +74,8 @@ pub(super) struct Commit {
     fenced: bool,
     /// Whether the caller's id is known unused at the read version.
     is_checked: bool,
+    /// The id is known unused at or below this version, whatever the log forgets later.
+    absent_through: Option<Version>,
 }
 
 #[derive(Clone, Debug)]
@@ -143,6 +145,20 @@ impl Commit {
         }
     }
 
+    /// Takes in that the log knows no use of the id at or below `through`. The log remembers ids for a time: what
+    /// lies between the last proof and that time is not proven, and makes the error.
+    fn prove_absent(&mut self, cx: &Cx<'_>, through: Version) -> Result<(), Error> {
+        let remembered_from = through.minus_saturating(cx.knobs.id_life_versions);
+        if let Some(proven) = self.absent_through
+            && (through < proven || remembered_from > proven)
+        {
+            let detail = format!("the log at {through} has forgotten ids that it knew at {proven}");
+            return Err(Error::Unknown(Refusal::new(Code::TimedOut, detail)));
+        }
+        self.absent_through = Some(through);
+        Ok(())
+    }
+
     const fn has_callers_id(&self) -> bool {
         matches!(self.id, IdChoice::Caller(_) | IdChoice::CallerFresh(_))
     }
@@ -179,6 +195,7 @@ impl Session {
             attempts: 0,
             fenced: false,
             is_checked: false,
+            absent_through: None,
         };
         self.commits.insert(key, commit);
         if let Some(lane) = lane
@@ -243,6 +260,11 @@ impl Session {
             let deadline = Some(commit.deadline);
             self.ask(cx, Owner::Commit(key), Ask::FindId { id, at_least }, deadline);
         } else {
+            if !matches!(commit.id, IdChoice::Caller(_)) {
+                // Nobody else uses the id, and every earlier copy has been refused.
+                let read_version = Some(commit.request.read_version);
+                commit.absent_through = commit.absent_through.max(read_version);
+            }
             commit.phase = Phase::Send;
             self.ready.insert(Item::Commit(key));
         }
@@ -532,6 +554,9 @@ impl Session {
                 Some(found) => self.locate(cx, key, found, 0),
                 None => {
                     let commit = self.commits.get_mut(&key).expect("looked up above");
+                    if let Err(error) = commit.prove_absent(cx, reply.through) {
+                        return self.finish_commit(cx, key, Err(error));
+                    }
                     commit.is_checked = true;
                     commit.phase = Phase::Send;
                     self.ready.insert(Item::Commit(key));
@@ -575,11 +600,8 @@ impl Session {
     /// The id is not used at or below `through`, and nothing of the past can commit any more.
     fn handle_absent(&mut self, cx: &mut Cx<'_>, key: Key, through: Version) {
         let commit = self.commits.get_mut(&key).expect("the caller has looked it up");
-        let read_version = commit.request.read_version;
-        if through < read_version || through.since(read_version) >= cx.knobs.id_life_versions {
-            let detail = format!("the log does not know the ids of {read_version} at {through}");
-            let refusal = Refusal::new(Code::TimedOut, detail);
-            return self.finish_commit(cx, key, Err(Error::Unknown(refusal)));
+        if let Err(error) = commit.prove_absent(cx, through) {
+            return self.finish_commit(cx, key, Err(error));
         }
         commit.attempts += 1;
         if let Some(lane) = commit.lane {
@@ -593,6 +615,7 @@ impl Session {
             // The fences have written the old id above the read version; nobody else knows the new one.
             commit.request.id = Some(IdempotencyId(cx.rng.bytes16()));
             commit.fenced = false;
+            commit.absent_through = Some(commit.request.read_version);
         } else {
             commit.request.read_version = through;
         }
@@ -623,6 +646,7 @@ impl Session {
             after: found.position.version.minus_saturating(1),
             bytes_max: LOCATE_BYTES,
             wait_ms: 0,
+            want: Version::ZERO,
         };
         let commit = self.commits.get_mut(&key).expect("the caller has looked it up");
         commit.phase = Phase::Locate(found, place);

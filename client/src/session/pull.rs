@@ -12,7 +12,8 @@
 //! 4. When a source goes away or refuses, all groups are formed anew from `position`; what was fetched above it is
 //!    fetched again. So sources never have to agree on anything but the log.
 //!
-//! Fetching runs one answer ahead of the consumer and then stops until the next call.
+//! Fetching runs one answer ahead of the consumer and then stops until the next call. A log server keeps a question
+//! until one of its streams has news, or until it is known through the version that the consumer wants to read at.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -72,6 +73,8 @@ struct Group {
     fetched: VecDeque<Batch>,
     fetched_bytes: u64,
     question: Option<Key>,
+    /// What the question wants to know of; see [`Puller::want`].
+    asked_want: Version,
 }
 
 /// One consumer's place in the log.
@@ -79,6 +82,8 @@ struct Group {
 pub(super) struct Puller {
     streams: Vec<StreamId>,
     position: Version,
+    /// A progress mark through here will do: the consumer reads at this version.
+    want: Version,
     /// The next offset of each stream, once one is known.
     expected: BTreeMap<StreamId, Offset>,
     /// Whether streams without an expected offset begin with 0.
@@ -137,6 +142,7 @@ impl Session {
             Puller {
                 streams,
                 position: after,
+                want: Version::ZERO,
                 expected,
                 is_from_start: after == Version::ZERO,
                 groups: Vec::new(),
@@ -151,8 +157,9 @@ impl Session {
         puller
     }
 
-    /// Asks for the next versions, or for news of progress. One call a puller at a time.
-    pub fn pull(&mut self, cx: &mut Cx<'_>, call: CallId, puller: PullerId) {
+    /// Asks for the next versions; waits for news of the streams, for the log to be known through `want`, or for a
+    /// progress mark now and then. One call a puller at a time.
+    pub fn pull(&mut self, cx: &mut Cx<'_>, call: CallId, puller: PullerId, want: Version) {
         match self.pullers.get(&puller) {
             None => self.complete(call, Err(Error::new(Code::Internal, "the puller is closed"))),
             Some(found) if found.waiter.is_some() => {
@@ -160,7 +167,7 @@ impl Session {
                 self.complete(call, Err(error));
             }
             Some(_) => {
-                self.want_pull(puller, Waiter::Call(call));
+                self.want_pull(puller, Waiter::Call(call), want);
                 self.pump(cx);
             }
         }
@@ -183,9 +190,10 @@ impl Session {
         }
     }
 
-    pub(super) fn want_pull(&mut self, puller: PullerId, waiter: Waiter) {
+    pub(super) fn want_pull(&mut self, puller: PullerId, waiter: Waiter, want: Version) {
         let found = self.pullers.get_mut(&puller).expect("the caller has looked it up");
         found.waiter = Some(waiter);
+        found.want = found.want.max(want);
         self.ready.insert(Item::Puller(puller));
     }
 
@@ -233,6 +241,7 @@ impl Session {
                 fetched: VecDeque::new(),
                 fetched_bytes: 0,
                 question: None,
+                asked_want: Version::ZERO,
             });
         }
         found.groups = groups;
@@ -270,21 +279,30 @@ impl Session {
 
     fn fetch(&mut self, cx: &mut Cx<'_>, puller: PullerId) {
         let Some(found) = self.pullers.get_mut(&puller) else { return };
-        let (position, wanted) = (found.position, found.waiter.is_some());
-        let mut asks = Vec::new();
-        for (place, group) in found.groups.iter().enumerate() {
+        let (position, wanted, want) = (found.position, found.waiter.is_some(), found.want);
+        let (mut asks, mut late) = (Vec::new(), Vec::new());
+        for (place, group) in found.groups.iter_mut().enumerate() {
             let is_behind = group.through <= position;
             let has_room = group.fetched_bytes < cx.knobs.pull_bytes_max;
+            // A question that waits for records does not know that a mark will do by now.
+            if wanted && group.through < want && group.asked_want < want {
+                late.extend(group.question.take());
+            }
             if group.question.is_none() && (is_behind || wanted) && has_room {
+                group.asked_want = want;
                 let ask = Ask::Pull {
                     at: group.source,
                     streams: group.streams.clone(),
                     after: group.through,
                     bytes_max: cx.knobs.pull_bytes_max,
                     wait_ms: cx.knobs.pull_wait_ms_max,
+                    want,
                 };
                 asks.push((place, ask));
             }
+        }
+        for question in late {
+            self.forget_question(question);
         }
         for (place, ask) in asks {
             let owner = Owner::Puller(puller, place as u32);

@@ -48,6 +48,7 @@ pub(super) enum Ask {
         after: Version,
         bytes_max: u64,
         wait_ms: u64,
+        want: Version,
     },
 }
 
@@ -80,12 +81,13 @@ impl Ask {
                 Trim { request, stream: *stream, through: *through }.into()
             }
             Self::Describe { streams, .. } => Describe { request, streams: streams.clone() }.into(),
-            Self::Pull { streams, after, bytes_max, wait_ms, .. } => Pull {
+            Self::Pull { streams, after, bytes_max, wait_ms, want, .. } => Pull {
                 request,
                 streams: streams.clone(),
                 after: *after,
                 bytes_max: clamp(*bytes_max),
                 wait_ms: clamp(*wait_ms),
+                want: *want,
             }
             .into(),
         }

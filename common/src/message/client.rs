@@ -147,8 +147,12 @@ pub struct Pull {
     pub after: Version,
     /// Stop before the version that would make the answer larger than this; one version always fits.
     pub bytes_max: u32,
-    /// Wait up to this long for something new; 0 answers at once.
+    /// Wait up to this long for a block of the streams; 0 answers at once.
     pub wait_ms: u32,
+    /// Don't wait once everything up to this version is known (inclusive): a progress mark is what the
+    /// consumer needs then. 0 waits for blocks. A later pull of the same streams from the same place takes
+    /// the place of one that waits.
+    pub want: Version,
 }
 
 /// Log server to consumer: all blocks of the streams in `after < version <= through`. The payload holds the

@@ -4,7 +4,8 @@
 //! Pull --> trimmed? refuse
 //!      --> something new --> all in the tail: answer
 //!      |                 `-> else read, then answer
-//!      `-> nothing new   --> wait for a stream of it, or for the deadline: a progress mark
+//!      `-> nothing new   --> wait for a stream of it; for the version that it wants to know of, or the deadline:
+//!                            a progress mark
 //! ```
 //!
 //! A waiting pull is found by its streams: each version that becomes visible wakes those that asked for one of
@@ -59,6 +60,8 @@ pub(super) struct Pulls {
     waiting: BTreeMap<PullId, Waiting>,
     by_stream: BTreeMap<StreamId, BTreeSet<PullId>>,
     deadlines: BTreeSet<(Time, PullId)>,
+    /// Those that a progress mark will do for.
+    wants: BTreeSet<(Version, PullId)>,
     /// Have something new, and wait until they may read.
     queued: VecDeque<(Endpoint, Pull)>,
     reading: BTreeMap<ReadId, Reading>,
@@ -117,8 +120,12 @@ impl Pulls {
     }
 
     fn insert(&mut self, from: Endpoint, pull: Pull, deadline: Time) {
+        self.take_superseded(from, &pull);
         let id = PullId(self.next);
         self.next += 1;
+        if pull.want > pull.after {
+            self.wants.insert((pull.want, id));
+        }
         for stream in &pull.streams {
             self.by_stream.entry(*stream).or_default().insert(id);
         }
@@ -126,8 +133,23 @@ impl Pulls {
         self.waiting.insert(id, Waiting { from, pull, deadline });
     }
 
+    /// A consumer that asks again from the same place does not wait for the earlier answer any more.
+    fn take_superseded(&mut self, from: Endpoint, pull: &Pull) {
+        let of_stream = pull.streams.first().and_then(|stream| self.by_stream.get(stream));
+        let earlier = of_stream.into_iter().flatten().copied().find(|id| {
+            let waiting = &self.waiting[id];
+            waiting.from == from
+                && waiting.pull.after == pull.after
+                && waiting.pull.streams == pull.streams
+        });
+        if let Some(earlier) = earlier {
+            self.take(earlier);
+        }
+    }
+
     fn take(&mut self, id: PullId) -> Option<Waiting> {
         let waiting = self.waiting.remove(&id)?;
+        self.wants.remove(&(waiting.pull.want, id));
         self.deadlines.remove(&(waiting.deadline, id));
         for stream in &waiting.pull.streams {
             let set =
@@ -149,6 +171,9 @@ impl Pulls {
                 woken.extend(ids);
             }
         }
+        woken.extend(
+            self.wants.iter().take_while(|(want, _)| *want <= limit).map(|(_, id)| *id),
+        );
         if core::mem::take(&mut self.is_anything_expected) {
             woken.extend(self.waiting.keys());
         }
@@ -223,6 +248,9 @@ impl LogServer {
     }
 
     fn has_news(&self, pull: &Pull, limit: Version) -> bool {
+        if pull.want > pull.after && pull.want <= limit {
+            return true;
+        }
         let news = |stream: &StreamId| {
             let next = self.log.index().stream(*stream)?.after(pull.after).next()?;
             Some(next.version <= limit)

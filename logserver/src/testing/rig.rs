@@ -230,7 +230,8 @@ impl Rig {
     pub(crate) fn pull(&mut self, streams: &[u64], after: u64, bytes_max: u32, wait_ms: u32) {
         let streams = streams.iter().copied().map(StreamId).collect();
         let (request, after) = (RequestId(1), Version(after));
-        self.send(client(), 0, Pull { request, streams, after, bytes_max, wait_ms });
+        let want = Version::ZERO;
+        self.send(client(), 0, Pull { request, streams, after, bytes_max, wait_ms, want });
     }
 
     /// Pulls everything of the streams above `after`, in one answer.

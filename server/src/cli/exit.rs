@@ -4,16 +4,14 @@ use std::process::ExitCode;
 
 use common::{Class, Code};
 
-/// How a command ended.
+/// How a command ended; 2 is the command line parser's own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub enum Exit {
+pub(crate) enum Exit {
     /// All is well.
     Done = 0,
     /// The answer is no: a wrong row, a conflict, a finding.
     No = 1,
-    /// The command line is wrong.
-    Usage = 2,
     /// The request is refused as it is: fix it.
     Refused = 3,
     /// Not now: no server, no serving epoch, overloaded, disk full. Try again.
@@ -27,7 +25,7 @@ pub enum Exit {
 }
 
 /// The list that `--help` ends with.
-pub const HELP: &str = "\
+pub(crate) const HELP: &str = "\
 Exit codes:
   0   done
   1   the answer is no: a wrong row, a conflict, a finding of verify
@@ -41,7 +39,7 @@ Exit codes:
 impl Exit {
     /// The exit code of an error code.
     #[must_use]
-    pub const fn of(code: Code) -> Self {
+    pub(crate) const fn of(code: Code) -> Self {
         match code.class() {
             Class::Retry if matches!(code, Code::Conflict | Code::TooOld | Code::LaneBroken) => {
                 Self::No
@@ -56,7 +54,7 @@ impl Exit {
 
     /// The exit code of a node's halt.
     #[must_use]
-    pub fn of_halt(reason: &str) -> Self {
+    pub(crate) fn of_halt(reason: &str) -> Self {
         match reason {
             "stopped" => Self::Done,
             "corrupt_log" | "corrupt_register" | "corrupt_meta" | "foreign_log" => Self::Corrupt,

@@ -1,12 +1,22 @@
-//! The command line.
+//! The command line: one module a verb, data on stdout, everything else on stderr.
 
-pub mod exit;
-pub mod output;
-pub mod serve;
+mod bench;
+mod child;
+mod connect;
+mod exit;
+mod ingest;
+mod inspect;
+mod output;
+mod quickstart;
+mod serve;
+mod stream;
+mod txn;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use common::Knobs;
+use serde_json::json;
 
 use self::exit::Exit;
 use self::output::{Form, Output, complain};
@@ -29,6 +39,31 @@ struct Cli {
 enum Verb {
     /// Runs a node.
     Serve(serve::ServeArgs),
+    /// Proves on real PostgreSQL DML what the log promises.
+    Quickstart(quickstart::QuickstartArgs),
+    /// Appends records.
+    Append(stream::AppendArgs),
+    /// Prints records by version.
+    Pull(stream::PullArgs),
+    /// Runs transactions from a script.
+    Txn(txn::TxnArgs),
+    /// Creates, lists, describes and trims streams.
+    #[command(subcommand)]
+    Stream(stream::StreamVerb),
+    /// Tells how a node stands.
+    Status(stream::StatusArgs),
+    /// Looks into a log directory, offline.
+    #[command(subcommand)]
+    Inspect(inspect::InspectVerb),
+    /// Brings an upstream's changes into streams, exactly once.
+    #[command(subcommand)]
+    Ingest(ingest::IngestVerb),
+    /// Measures.
+    #[command(subcommand)]
+    Bench(bench::BenchVerb),
+    /// Lists the knobs and their defaults.
+    #[command(after_help = "Example:\n  millrace knobs -o json")]
+    Knobs,
 }
 
 /// Parses the command line, does what it says, and says how it ended.
@@ -38,10 +73,12 @@ pub fn run() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(&cli.log))
         .with_writer(std::io::stderr)
+        .with_ansi(false)
         .init();
-    let output = Output::new(cli.output);
-    match dispatch(cli.verb, output) {
+    match dispatch(&cli.verb, Output::new(cli.output)) {
         Ok(exit) => exit.into(),
+        // Whoever reads stdout has read enough.
+        Err(error) if is_broken_pipe(&error) => Exit::Done.into(),
         Err(error) => {
             complain(&format!("millrace: {error:#}"));
             exit_of(&error).into()
@@ -49,15 +86,47 @@ pub fn run() -> ExitCode {
     }
 }
 
-fn dispatch(verb: Verb, output: Output) -> anyhow::Result<Exit> {
+fn dispatch(verb: &Verb, output: Output) -> anyhow::Result<Exit> {
     match verb {
-        Verb::Serve(args) => serve::run(&args, output),
+        Verb::Serve(args) => serve::run(args, output),
+        Verb::Quickstart(args) => quickstart::run(args, output),
+        Verb::Append(args) => stream::append(args, output),
+        Verb::Pull(args) => stream::pull(args, output),
+        Verb::Txn(args) => txn::run(args, output),
+        Verb::Stream(verb) => stream::stream(verb, output),
+        Verb::Status(args) => stream::status(args, output),
+        Verb::Inspect(verb) => inspect::run(verb, output),
+        Verb::Ingest(verb) => ingest::run(verb, output),
+        Verb::Bench(verb) => bench::run(verb, output),
+        Verb::Knobs => knobs(output),
     }
 }
 
+fn knobs(output: Output) -> anyhow::Result<Exit> {
+    for (name, value) in Knobs::default().list() {
+        output.print(&json!({"knob": name, "default": value}), || format!("{name} = {value}"))?;
+    }
+    Ok(Exit::Done)
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let inner = error.downcast_ref::<std::io::Error>();
+    inner.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+/// Whether a failure leaves the log as it was, or in a state that it tells itself: go on from there.
+fn is_interruption(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<client::Error>()
+        .is_some_and(|error| error.is_retryable() || matches!(error, client::Error::Unknown(_)))
+}
+
 fn exit_of(error: &anyhow::Error) -> Exit {
-    match error.downcast_ref::<client::Error>() {
-        Some(error) => Exit::of(error.code()),
+    if let Some(error) = error.downcast_ref::<client::Error>() {
+        return Exit::of(error.code());
+    }
+    match error.downcast_ref::<client::face::ConnectError>() {
+        Some(_) => Exit::Unavailable,
         None => Exit::Failed,
     }
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 /// The form of results.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
-pub enum Form {
+pub(crate) enum Form {
     /// For people.
     #[default]
     Text,
@@ -20,20 +20,20 @@ pub enum Form {
 
 /// The form of results, and how to print them.
 #[derive(Clone, Copy, Debug)]
-pub struct Output {
+pub(crate) struct Output {
     form: Form,
 }
 
 impl Output {
     /// Prints in this form.
     #[must_use]
-    pub const fn new(form: Form) -> Self {
+    pub(crate) const fn new(form: Form) -> Self {
         Self { form }
     }
 
     /// Whether results are JSON.
     #[must_use]
-    pub const fn is_json(self) -> bool {
+    pub(crate) const fn is_json(self) -> bool {
         matches!(self.form, Form::Json)
     }
 
@@ -41,7 +41,7 @@ impl Output {
     ///
     /// # Errors
     /// When stdout can't be written, for example since its reader has gone.
-    pub fn print(self, json: &Value, text: impl FnOnce() -> String) -> Result<()> {
+    pub(crate) fn print(self, json: &Value, text: impl FnOnce() -> String) -> Result<()> {
         let line = if self.is_json() { json.to_string() } else { text() };
         let mut out = io::stdout().lock();
         out.write_all(line.as_bytes())?;
@@ -51,7 +51,7 @@ impl Output {
     }
 
     /// A line for people, on stderr, and only when results are text.
-    pub fn say(self, line: &str) {
+    pub(crate) fn say(self, line: &str) {
         if !self.is_json() {
             complain(line);
         }
@@ -59,14 +59,14 @@ impl Output {
 }
 
 /// A line on stderr.
-pub fn complain(line: &str) {
+pub(crate) fn complain(line: &str) {
     // Nobody is left to tell when stderr is gone.
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
 /// A progress bar on a terminal, nothing in a pipe. `total` 0 is unknown.
 #[must_use]
-pub fn progress(what: &'static str, total: u64) -> ProgressBar {
+pub(crate) fn progress(what: &'static str, total: u64) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }

@@ -15,7 +15,7 @@ use super::output::{Output, complain};
 use crate::host::{Host, HostOptions};
 
 /// The file in the data directory that names the address of the node that runs there.
-pub const ADDRESS_FILE: &str = "address";
+pub(crate) const ADDRESS_FILE: &str = "address";
 
 /// How the log disk is driven.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -39,22 +39,22 @@ enum BarrierChoice {
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Example:\n  millrace serve --dir ./data --listen 127.0.0.1:7070\n\n\
     Prints one line when the first epoch serves, and stops in good order on SIGTERM or SIGINT.")]
-pub struct ServeArgs {
+pub(crate) struct ServeArgs {
     /// Where everything is kept; made when it does not exist.
     #[arg(long, value_name = "DIR")]
-    pub dir: PathBuf,
+    pub(crate) dir: PathBuf,
     /// Where clients connect; port 0 picks one.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7070")]
-    pub listen: SocketAddr,
+    pub(crate) listen: SocketAddr,
     /// A TOML file with `knobs = { name = value }`.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Sets a knob (see `millrace knobs`); wins over the file.
     #[arg(long = "knob", value_name = "NAME=VALUE", value_parser = parse_knob)]
-    pub knobs: Vec<(String, u64)>,
+    pub(crate) knobs: Vec<(String, u64)>,
     /// Bytes that the log may use.
     #[arg(long, value_name = "BYTES")]
-    pub quota_bytes: Option<u64>,
+    pub(crate) quota_bytes: Option<u64>,
     /// Bytes of the file system that are left to others.
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     reserve_free_bytes: u64,
@@ -148,7 +148,7 @@ fn read_config(path: &Path, knobs: &mut Knobs) -> Result<()> {
 ///
 /// # Errors
 /// When the node can't be opened.
-pub fn run(args: &ServeArgs, output: Output) -> Result<Exit> {
+pub(crate) fn run(args: &ServeArgs, output: Output) -> Result<Exit> {
     let options = args.options()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

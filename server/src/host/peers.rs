@@ -48,6 +48,8 @@ impl Peers {
 }
 
 fn send_on(connection: &Connection, envelope: &Envelope) {
+    let Envelope { from, to, epoch, message } = envelope;
+    tracing::trace!(?from, ?to, %epoch, message = message.name(), "out");
     let frame = wire::encode(envelope);
     match connection.try_send(lane(envelope.message.lane()), frame) {
         Ok(()) | Err(SendError::Closed) => {}
@@ -118,6 +120,8 @@ impl Host {
 
     fn handle_envelope(&mut self, id: ConnectionId, envelope: Envelope) {
         let Some(known) = self.peers.connections.get(&id) else { return };
+        let Envelope { from, to, epoch, message } = &envelope;
+        tracing::trace!(?from, ?to, %epoch, message = message.name(), "in");
         if let Message::Hello(hello) = envelope.message {
             return self.handle_hello(id, hello);
         }

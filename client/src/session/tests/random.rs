@@ -57,7 +57,7 @@ impl Run {
     fn pull(&mut self) {
         let (call, puller) = (self.call(), self.puller);
         self.last_pull = call.0;
-        self.fake.drive(|session, cx| session.pull(cx, call, puller));
+        self.fake.drive(|session, cx| session.pull(cx, call, puller, Version::ZERO));
     }
 
     fn transaction(&mut self, call: CallId) -> (Transaction, Kind) {

@@ -323,7 +323,7 @@ fn a_gap_ends_a_pull_and_one_damaged_answer_does_not() {
     (1..=6).for_each(|call| commit(&mut fake, call, line()));
     fake.settle();
     let pull = |fake: &mut Fake, call, puller| {
-        fake.drive(|session, cx| session.pull(cx, CallId(call), puller));
+        fake.drive(|session, cx| session.pull(cx, CallId(call), puller, Version::ZERO));
         fake.answer(call).result
     };
     let open =
@@ -419,4 +419,25 @@ fn a_read_version_is_asked_for_anew_in_a_new_epoch() {
     fake.recover();
     let Ok(Answer::ReadVersion(version)) = fake.answer(1).result else { panic!("read version") };
     assert!(version.0 > common::FENCE_JUMP_VERSIONS, "{version} is of the old epoch");
+}
+
+#[test]
+fn what_the_log_has_forgotten_is_not_taken_for_absent() {
+    let mut fake = Fake::connected(19);
+    fake.knobs.id_life_versions = common::FENCE_JUMP_VERSIONS + common::LIFE_VERSIONS_MAX;
+    read_version(&mut fake);
+    let mut transaction = line();
+    transaction.idempotency_id(ID);
+    commit(&mut fake, 1, transaction);
+    // Looked up and found unused; then two recoveries, before the commit arrives.
+    while count(&fake, "CommitRequest") == 0 {
+        assert!(fake.tick());
+    }
+    fake.lose = vec!["CommitRequest"];
+    assert!(fake.tick());
+    fake.recover();
+    fake.recover();
+    let error = error(&mut fake, 1);
+    assert!(matches!(error, Error::Unknown(_)), "{error}");
+    assert!(fake.log.is_empty());
 }

@@ -99,13 +99,35 @@ fn limits_are_refusals_with_names() {
     rig.pull(&[18, 17], 0, 1000, 0);
     assert_eq!(rig.refusals()[0].code(), Code::Malformed);
     rig.pull(&[17], 10, 1000, 100);
-    rig.pull(&[17], 10, 1000, 100);
-    rig.pull(&[17], 10, 1000, 100);
+    rig.pull(&[18], 10, 1000, 100);
+    rig.pull(&[19], 10, 1000, 100);
     let refusal = rig.refusals().remove(0);
     assert_eq!(refusal.code(), Code::Overloaded);
     assert!(refusal.retry_after_ms > 0);
     rig.event(Event::PeerDown(client().peer()));
     assert_eq!(rig.server.status().pulls_waiting, 0, "nobody waits for these");
+}
+
+#[test]
+fn a_pull_that_wants_a_version_gets_a_mark_and_takes_the_place_of_one_that_waits() {
+    let mut rig = filled(5, 1, 10);
+    let pull = |request, want| Pull {
+        request: RequestId(request),
+        streams: vec![StreamId(99)],
+        after: Version(1),
+        bytes_max: 10,
+        wait_ms: 1000,
+        want: Version(want),
+    };
+    rig.send(client(), 0, pull(1, 0));
+    rig.send(client(), 0, pull(2, 11));
+    assert_eq!(rig.server.status().pulls_waiting, 1, "the second one instead of the first");
+    assert!(answers(&mut rig).is_empty(), "11 is not known yet");
+    rig.send(client(), 0, pull(3, 9));
+    let found = answers(&mut rig);
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].request, RequestId(3));
+    assert!(found[0].through >= Version(9) && found[0].blocks.is_empty());
 }
 
 #[test]
@@ -118,6 +140,7 @@ fn a_long_wait_is_cut_to_the_limit() {
         after: Version(10),
         bytes_max: 10,
         wait_ms: u32::MAX,
+        want: Version::ZERO,
     };
     rig.send(client(), 0, pull);
     rig.pass_ms(50);

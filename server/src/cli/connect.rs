@@ -1,0 +1,128 @@
+//! Reaching a cluster from the command line.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use client::face::{Client, ConnectOptions};
+use common::StreamId;
+use common::quic::tls::{ClientTls, DEVELOPMENT_NAME, Development, Identity};
+
+use super::serve::ADDRESS_FILE;
+use crate::host::development_tls;
+
+/// Where the cluster is and whom to trust.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct ConnectArgs {
+    /// Addresses of nodes, `host:port`.
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', env = "MILLRACE_CONNECT")]
+    pub(crate) connect: Vec<String>,
+    /// The data directory of a node on this machine: its address and its development certificate.
+    #[arg(long, value_name = "DIR", env = "MILLRACE_DIR")]
+    pub(crate) dir: Option<PathBuf>,
+    /// The CA that nodes have their certificate from, PEM.
+    #[arg(long, value_name = "FILE", env = "MILLRACE_TLS_CA")]
+    pub(crate) tls_ca: Option<PathBuf>,
+    /// A client certificate, PEM, for clusters that ask for one.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Its key, PEM.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// The name in the nodes' certificates, when it is not the host that is dialed.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) tls_name: Option<String>,
+    /// How long to wait for a first answer, seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    pub(crate) connect_seconds: u64,
+}
+
+impl ConnectArgs {
+    /// The node that runs on this directory.
+    #[must_use]
+    pub(crate) fn local(directory: &Path) -> Self {
+        Self { dir: Some(directory.to_owned()), connect_seconds: 10, ..Self::default() }
+    }
+
+    fn addresses(&self) -> Result<Vec<String>> {
+        if !self.connect.is_empty() {
+            return Ok(self.connect.clone());
+        }
+        let Some(directory) = &self.dir else {
+            bail!("say where the cluster is: --connect HOST:PORT or --dir DIR");
+        };
+        let file = directory.join(ADDRESS_FILE);
+        let address = std::fs::read_to_string(&file)
+            .with_context(|| format!("no node serves on {}", directory.display()))?;
+        Ok(vec![address.trim().to_owned()])
+    }
+
+    fn tls(&self) -> Result<ClientTls> {
+        let development = |directory: &PathBuf| {
+            let directory = development_tls(directory);
+            // Looking must not make one.
+            directory.exists().then(|| Development::open(&directory, &[])).transpose()
+        };
+        let mut tls = match (&self.tls_ca, &self.dir) {
+            (Some(ca), _) => ClientTls {
+                ca: ca.clone(),
+                identity: None,
+                server_name: is_development(ca).then(|| DEVELOPMENT_NAME.to_owned()),
+            },
+            (None, Some(directory)) => development(directory)?
+                .with_context(|| format!("no certificate in {}", directory.display()))?
+                .client(),
+            (None, None) => bail!("say whom to trust: --tls-ca FILE or --dir DIR"),
+        };
+        if let (Some(certificate), Some(key)) = (&self.tls_cert, &self.tls_key) {
+            tls.identity = Some(Identity { certificate: certificate.clone(), key: key.clone() });
+        }
+        if self.tls_name.is_some() {
+            tls.server_name.clone_from(&self.tls_name);
+        }
+        Ok(tls)
+    }
+
+    /// Connects.
+    ///
+    /// # Errors
+    /// When it is not said where, or nobody answers.
+    pub(crate) async fn open(&self) -> Result<Client> {
+        let mut options = ConnectOptions::new(PathBuf::new());
+        options.tls = self.tls()?;
+        options.connect_timeout = Duration::from_secs(self.connect_seconds);
+        Ok(Client::connect(self.addresses()?, options).await?)
+    }
+}
+
+/// Whether a CA file lies in a directory of a development certificate, whose names are not real ones.
+fn is_development(ca: &Path) -> bool {
+    ca.file_name().is_some_and(|name| name == "ca.pem")
+        && ca.parent().is_some_and(|parent| parent.join("server.key").exists())
+}
+
+/// The stream of a name, or of an id written `s17`.
+///
+/// # Errors
+/// [`common::Code::UnknownStream`] when there is none.
+pub(crate) async fn find_stream(client: &Client, name: &str) -> Result<StreamId> {
+    if let Some(id) = name.strip_prefix('s').and_then(|id| id.parse().ok()) {
+        return Ok(StreamId(id));
+    }
+    match client.find_stream(name).await? {
+        Some(stream) => Ok(stream),
+        None => {
+            let detail = format!("no stream is named {name:?}");
+            Err(client::Error::new(common::Code::UnknownStream, detail).into())
+        }
+    }
+}
+
+/// Runs a verb that talks to a cluster.
+///
+/// # Errors
+/// The verb's own.
+pub(crate) fn block_on<T>(run: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(run)
+}
