@@ -1,7 +1,6 @@
 //! `sim`: run seeds, replay one, list marks.
 #![expect(
     clippy::disallowed_types,
-    clippy::disallowed_methods,
     reason = "the command around the simulator: threads, the clock and exit codes"
 )]
 #![forbid(unsafe_code)]

@@ -309,3 +309,19 @@ impl Run {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_seed_is_one_trace_and_another_seed_another() {
+        let hash = |seed, with_text| {
+            let outcome = run(seed, Options { with_text });
+            (outcome.trace_hash, outcome.events)
+        };
+        let first = hash(3, false);
+        assert_eq!(first, hash(3, true), "the text changes nothing");
+        assert_ne!(first, hash(5, false));
+    }
+}

@@ -6,6 +6,7 @@
 use core::fmt;
 
 use crate::clock::Moment;
+use common::disk::{DiskCompletion, DiskOp, DiskOutput, DiskRequest};
 
 /// A running 128-bit hash and, on demand, the last lines of text.
 #[derive(Clone, Debug)]
@@ -93,6 +94,25 @@ impl fmt::Write for TextHasher<'_> {
             self.trace.word(u64::from_le_bytes(word) ^ (chunk.len() as u64) << 56);
         }
         Ok(())
+    }
+}
+
+/// A request in a line of the trace, without its data.
+pub(crate) fn brief(request: &DiskRequest) -> String {
+    let what = match &request.op {
+        DiskOp::Write { file, offset, data, durable } => {
+            format!("Write {file:?} at {offset} + {} durable {durable}", data.len())
+        }
+        op => format!("{op:?}"),
+    };
+    format!("{:?} {:?} {what}", request.id, request.lane)
+}
+
+/// What came of a request, without its data.
+pub(crate) fn verdict(completion: &DiskCompletion) -> String {
+    match &completion.result {
+        Ok(DiskOutput::Data(data)) => format!("{} bytes", data.len()),
+        result => format!("{result:?}"),
     }
 }
 

@@ -26,7 +26,9 @@ use crate::observe::Observation;
 use crate::process::{Effect, Input, Process, Spawn, Step, TimerKey};
 use crate::random::Randomness;
 use crate::register::{Consultation, Register, RegisterProfile};
-use crate::trace::Trace;
+use crate::trace::{Trace, brief, verdict};
+
+mod harm;
 
 /// What a world is made of.
 #[derive(Clone, Debug, Default, serde::Serialize)]
@@ -222,61 +224,6 @@ impl<S: Spawn> World<S> {
         self.give(me, Input::Boot);
     }
 
-    /// Ends a node's process, if it has one.
-    pub fn crash(&mut self, node: NodeId, crash: Crash) {
-        let host = self.host_mut(node);
-        let Some(Life { me, addresses, .. }) = host.life.take() else { return };
-        host.disk.crash(crash);
-        self.trace.event(self.now, node.0, 2);
-        self.trace.line(self.now, || format!("{me:?} ends: {crash:?}"));
-        self.happened.push(Happened::Crashed(me, crash));
-        let mut out = Vec::new();
-        for incarnation in addresses {
-            self.network.leave(self.now, Peer { node, incarnation }, &mut out);
-        }
-        self.schedule_traffic(out);
-    }
-
-    /// Stops a node's process for a while: nothing is lost, everything is late.
-    pub fn pause(&mut self, node: NodeId, ns: u64) {
-        let Some(me) = self.live(node) else { return };
-        let life = self.host_mut(node).life.as_mut().expect("it lives");
-        if life.paused.is_none() {
-            life.paused = Some(VecDeque::new());
-            self.trace.line(self.now, || format!("{me:?} pauses"));
-            self.schedule_at(self.now.plus_ns(ns), Event::Resume(me));
-        }
-    }
-
-    /// Breaks the connection between two nodes.
-    pub fn reset(&mut self, a: NodeId, b: NodeId) {
-        self.trace.line(self.now, || format!("{a} and {b} lose their connection"));
-        let mut out = Vec::new();
-        self.network.reset_nodes(self.now, a, b, &mut out);
-        self.schedule_traffic(out);
-    }
-
-    /// Loses what is sent from one node to the other for a while.
-    pub fn cut(&mut self, from: NodeId, to: NodeId, ns: u64) {
-        self.trace.line(self.now, || format!("{from} can't reach {to} for {} ms", ns / 1_000_000));
-        let mut out = Vec::new();
-        self.network.cut(self.now, from, to, self.now.plus_ns(ns), &mut out);
-        self.schedule_traffic(out);
-    }
-
-    /// Holds back what is sent from one node to the other for a while.
-    pub fn clog(&mut self, from: NodeId, to: NodeId, ns: u64) {
-        self.trace.line(self.now, || format!("{from} to {to} is clogged {} ms", ns / 1_000_000));
-        self.network.clog(from, to, self.now.plus_ns(ns));
-    }
-
-    /// Ends all faults of network, disks and register.
-    pub fn calm(&mut self) {
-        self.network.calm(self.now);
-        self.register.calm(self.now);
-        self.hosts.values_mut().for_each(|host| host.disk.calm());
-    }
-
     /// Carries out the next event, if there is one at or before `until`.
     pub fn step(&mut self, until: Moment) -> bool {
         let Some(Reverse((at, tiebreak, number))) = self.queue.peek().copied() else {
@@ -313,6 +260,9 @@ impl<S: Spawn> World<S> {
                 if let Some(completion) = done {
                     self.trace.event(self.now, to.node.0, 4);
                     self.trace.word(completion.id.0 << 1 | u64::from(completion.result.is_ok()));
+                    self.trace.line(self.now, || {
+                        format!("{to:?} disk {:?} is {}", completion.id, verdict(&completion))
+                    });
                     self.give(to, Input::Disk(completion));
                 }
             }
@@ -467,6 +417,7 @@ impl<S: Spawn> World<S> {
             }
             Effect::Disk(request) => {
                 self.trace.event(self.now, me.node.0, 9);
+                self.trace.line(self.now, || format!("{me:?} disk {}", brief(&request)));
                 if matches!(request.op, DiskOp::Write { file: File::Segment(_), .. }) {
                     self.happened.push(Happened::Wrote(me.node, request.clone()));
                 }

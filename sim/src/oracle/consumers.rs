@@ -65,8 +65,8 @@ impl Consumers {
                 let mut fresh =
                     Consumer { streams: streams.clone(), through: *after, next: BTreeMap::new() };
                 for stream in streams.iter().filter(|stream| self.complete(**stream) >= *after) {
-                    let blocks = self.log.get(stream).into_iter().flatten();
-                    let last = blocks.filter(|(version, _)| *version <= after).last();
+                    let mut blocks = self.log.get(stream).into_iter().flatten();
+                    let last = blocks.rfind(|(version, _)| *version <= after);
                     let next = last.map_or(Offset::ZERO, |(_, block)| {
                         block.base_offset.plus(u64::from(block.record_count))
                     });

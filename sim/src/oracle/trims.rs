@@ -14,7 +14,10 @@ pub(super) struct Trims {
     told: BTreeMap<StreamId, (Version, Offset)>,
     /// The same, when each description was asked for.
     told_before: BTreeMap<(Peer, u64), BTreeMap<StreamId, (Version, Offset)>>,
-    persisted: BTreeMap<(NodeId, StreamId), (Version, Offset)>,
+    /// What log servers said that they have persisted.
+    noted: BTreeMap<(NodeId, StreamId), (Version, Offset)>,
+    /// What they can have persisted.
+    persisted: BTreeMap<(NodeId, StreamId), Version>,
 }
 
 impl Trims {
@@ -28,7 +31,9 @@ impl Trims {
                     "{from:?} trims {stream} to {through}, asked was {asked}"
                 );
                 let new = (*through, *first_offset);
-                let old = self.persisted.insert((from.node, *stream), new).unwrap_or_default();
+                let old = self.noted.insert((from.node, *stream), new).unwrap_or_default();
+                let possible = self.persisted.entry((from.node, *stream)).or_default();
+                *possible = (*possible).max(*through);
                 let forward = old.0 <= new.0 && old.1 <= new.1;
                 demand!(
                     "I13.backwards",
@@ -37,10 +42,18 @@ impl Trims {
                 );
                 Ok(())
             }
+            // A trim that a crash has interrupted may have become durable without a word.
+            Note::Opened { .. } => {
+                for (stream, asked) in &self.asked {
+                    let old = self.persisted.entry((from.node, *stream)).or_default();
+                    *old = (*old).max(*asked);
+                }
+                Ok(())
+            }
             Note::Recycled { last_version, streams } => {
                 for (stream, last) in streams.iter().filter(|(stream, _)| !stream.is_system()) {
                     let key = (from.node, *stream);
-                    let (trimmed, _) = self.persisted.get(&key).copied().unwrap_or_default();
+                    let trimmed = self.persisted.get(&key).copied().unwrap_or_default();
                     demand!(
                         "I13.recycled",
                         *last <= trimmed,

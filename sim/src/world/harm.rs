@@ -1,0 +1,66 @@
+//! What goes wrong in a world: crashes, pauses, cuts, and the end of all that.
+
+use std::collections::VecDeque;
+
+use common::{NodeId, Peer};
+
+use super::{Event, Happened, Life, World};
+use crate::disk::Crash;
+use crate::process::Spawn;
+
+impl<S: Spawn> World<S> {
+    /// Ends a node's process, if it has one.
+    pub fn crash(&mut self, node: NodeId, crash: Crash) {
+        let host = self.host_mut(node);
+        let Some(Life { me, addresses, .. }) = host.life.take() else { return };
+        host.disk.crash(crash);
+        self.trace.event(self.now, node.0, 2);
+        self.trace.line(self.now, || format!("{me:?} ends: {crash:?}"));
+        self.happened.push(Happened::Crashed(me, crash));
+        let mut out = Vec::new();
+        for incarnation in addresses {
+            self.network.leave(self.now, Peer { node, incarnation }, &mut out);
+        }
+        self.schedule_traffic(out);
+    }
+
+    /// Stops a node's process for a while: nothing is lost, everything is late.
+    pub fn pause(&mut self, node: NodeId, ns: u64) {
+        let Some(me) = self.live(node) else { return };
+        let life = self.host_mut(node).life.as_mut().expect("it lives");
+        if life.paused.is_none() {
+            life.paused = Some(VecDeque::new());
+            self.trace.line(self.now, || format!("{me:?} pauses"));
+            self.schedule_at(self.now.plus_ns(ns), Event::Resume(me));
+        }
+    }
+
+    /// Breaks the connection between two nodes.
+    pub fn reset(&mut self, a: NodeId, b: NodeId) {
+        self.trace.line(self.now, || format!("{a} and {b} lose their connection"));
+        let mut out = Vec::new();
+        self.network.reset_nodes(self.now, a, b, &mut out);
+        self.schedule_traffic(out);
+    }
+
+    /// Loses what is sent from one node to the other for a while.
+    pub fn cut(&mut self, from: NodeId, to: NodeId, ns: u64) {
+        self.trace.line(self.now, || format!("{from} can't reach {to} for {} ms", ns / 1_000_000));
+        let mut out = Vec::new();
+        self.network.cut(self.now, from, to, self.now.plus_ns(ns), &mut out);
+        self.schedule_traffic(out);
+    }
+
+    /// Holds back what is sent from one node to the other for a while.
+    pub fn clog(&mut self, from: NodeId, to: NodeId, ns: u64) {
+        self.trace.line(self.now, || format!("{from} to {to} is clogged {} ms", ns / 1_000_000));
+        self.network.clog(from, to, self.now.plus_ns(ns));
+    }
+
+    /// Ends all faults of network, disks and register.
+    pub fn calm(&mut self) {
+        self.network.calm(self.now);
+        self.register.calm(self.now);
+        self.hosts.values_mut().for_each(|host| host.disk.calm());
+    }
+}
