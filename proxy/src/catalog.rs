@@ -68,6 +68,9 @@ pub(crate) struct CatalogView {
     next_ticket: u64,
 }
 
+/// An epoch's pulls are numbered from its own range: room for 2^40 of them, and for 2^24 epochs.
+const PULLS_OF_EPOCH_BITS: u32 = 40;
+
 impl CatalogView {
     pub(crate) fn new(plan: &EpochPlan) -> Self {
         let nodes: Vec<NodeId> = plan.log_servers.iter().map(|server| server.node).collect();
@@ -77,7 +80,8 @@ impl CatalogView {
             through: Version::ZERO,
             holders: places.into_iter().map(|place| plan.log_servers[place]).collect(),
             holder: 0,
-            request: RequestId::ZERO,
+            // The proxy of the epoch before had the same address: its answers must not pass for ours.
+            request: RequestId(plan.epoch.0 << PULLS_OF_EPOCH_BITS),
             is_pulling: false,
             is_urgent: false,
             sent_at: Time::ZERO,

@@ -129,6 +129,8 @@ impl Phase {
 
 /// Tries the phase again, or looks after the peers.
 const RETRY: Timer = Timer(0);
+/// The register's time is doubled this often at most.
+const REGISTER_PATIENCE_MAX: u32 = 6;
 
 /// The leader machine.
 #[derive(Clone, Debug)]
@@ -143,6 +145,8 @@ pub struct Leader {
     revision: Revision,
     register_question: u64,
     backoff: Backoff,
+    /// Questions in a row that the register has not answered in time.
+    register_patience: u32,
     /// How soon the present phase asks again: at first quickly, for a peer may just be opening its log.
     pacing: Backoff,
     /// The present life of every node, from Finding on.
@@ -186,6 +190,7 @@ impl Leader {
             revision: Revision(0),
             register_question: 0,
             backoff: Backoff::default(),
+            register_patience: 0,
             pacing: Backoff::default(),
             lives: BTreeMap::new(),
             plan: None,
@@ -260,14 +265,17 @@ impl Leader {
         self.arm_retry(cx);
     }
 
-    /// A register is given its time, and so is an epoch that serves; nodes are asked again soon.
+    /// Nodes are asked again soon. A register is given more and more time: a new question makes the answer to the
+    /// one before worthless, so a slow register asked in haste would never be heard.
     fn arm_retry(&mut self, cx: &mut Cx<'_>) {
         let longest_ms = cx.knobs.recovery_retry_ms;
         let wait = match self.phase {
-            Phase::Reading { .. }
-            | Phase::Claiming { .. }
-            | Phase::Publishing { .. }
-            | Phase::Serving => core::time::Duration::from_millis(longest_ms),
+            Phase::Reading { .. } | Phase::Claiming { .. } | Phase::Publishing { .. } => {
+                let doubled = longest_ms << self.register_patience.min(REGISTER_PATIENCE_MAX);
+                self.register_patience += 1;
+                core::time::Duration::from_millis(doubled)
+            }
+            Phase::Serving => core::time::Duration::from_millis(longest_ms),
             _ => self.pacing.next(longest_ms, cx.rng),
         };
         cx.arm_after(RETRY, wait);

@@ -25,6 +25,7 @@ impl Leader {
         if answer.id != self.register_question {
             return;
         }
+        self.register_patience = 0;
         match answer.outcome {
             RegisterOutcome::Value(revision, bytes) => {
                 self.backoff.reset();
