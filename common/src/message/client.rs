@@ -309,6 +309,9 @@ pub struct IdFound {
     pub found: Option<FoundId>,
     /// The known committed version that the answer holds for.
     pub through: Version,
+    /// What committed at or below this version may have been forgotten: there, no transaction found proves
+    /// nothing.
+    pub forgotten_through: Version,
 }
 
 /// Client to node: who serves?

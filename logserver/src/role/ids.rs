@@ -56,6 +56,8 @@ pub(super) struct Ids {
     next: u64,
     armed: Option<Time>,
     trimmed_through: Version,
+    /// Ids at or below this version have been forgotten.
+    forgotten_through: Version,
 }
 
 impl Ids {
@@ -93,6 +95,7 @@ impl Ids {
 
     fn forget_oldest(&mut self) {
         let (version, ids) = self.by_version.pop_first().expect("entries have versions");
+        self.forgotten_through = self.forgotten_through.max(version);
         self.forget(version, &ids);
     }
 
@@ -200,7 +203,10 @@ impl LogServer {
             let (position, commit_time) = (entry.position, entry.commit_time);
             FoundId { position, commit_time, sections: sections.collect() }
         });
-        cx.send(to, self.epoch(), IdFound { request, found, through });
+        let ids = self.log.index().stream(StreamId::IDS);
+        let trimmed_through = ids.map_or(Version::ZERO, |ids| ids.trimmed_through());
+        let forgotten_through = self.ids.forgotten_through.max(trimmed_through);
+        cx.send(to, self.epoch(), IdFound { request, found, through, forgotten_through });
     }
 
     /// Forgets ids whose life is over, so that the segments that hold them can go.
