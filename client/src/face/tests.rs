@@ -185,6 +185,7 @@ impl Server {
                         }],
                     }),
                     through: find.at_least.max(self.version()),
+                    forgotten_through: Version::ZERO,
                 }
                 .into()
             }

@@ -34,7 +34,7 @@
 use core::time::Duration;
 
 use common::message::{
-    CommitKind, CommitOutcome, CommitReply, CommitRequest, FoundId, FoundSection, Message,
+    CommitKind, CommitOutcome, CommitReply, CommitRequest, FoundId, FoundSection, IdFound, Message,
 };
 use common::{
     Backoff, Class, Code, Cx, Endpoint, Epoch, IdempotencyId, Mark, Offset, Payload, Position,
@@ -74,8 +74,9 @@ pub(super) struct Commit {
     fenced: bool,
     /// Whether the caller's id is known unused at the read version.
     is_checked: bool,
-    /// The id is known unused at or below this version, whatever the log forgets later.
-    absent_through: Option<Version>,
+    /// The id counts as unused at or below this version, whatever the log forgets later. A caller's id counts
+    /// so at the beginning: who uses one again must do so while the log remembers it.
+    absent_through: Version,
 }
 
 #[derive(Clone, Debug)]
@@ -145,17 +146,18 @@ impl Commit {
         }
     }
 
-    /// Takes in that the log knows no use of the id at or below `through`. The log remembers ids for a time: what
-    /// lies between the last proof and that time is not proven, and makes the error.
-    fn prove_absent(&mut self, cx: &Cx<'_>, through: Version) -> Result<(), Error> {
-        let remembered_from = through.minus_saturating(cx.knobs.id_life_versions);
-        if let Some(proven) = self.absent_through
-            && (through < proven || remembered_from > proven)
-        {
-            let detail = format!("the log at {through} has forgotten ids that it knew at {proven}");
+    /// Takes in that the log knows no use of the id. It remembers ids for a time only: what lies between the last
+    /// proof and what it has forgotten is not proven, and makes the error.
+    fn prove_absent(&mut self, reply: &IdFound) -> Result<(), Error> {
+        let IdFound { through, forgotten_through, .. } = *reply;
+        if through < self.absent_through || forgotten_through > self.absent_through {
+            let detail = format!(
+                "ids through {forgotten_through} are forgotten; this one is unused only through {}",
+                self.absent_through
+            );
             return Err(Error::Unknown(Refusal::new(Code::TimedOut, detail)));
         }
-        self.absent_through = Some(through);
+        self.absent_through = through;
         Ok(())
     }
 
@@ -195,7 +197,7 @@ impl Session {
             attempts: 0,
             fenced: false,
             is_checked: false,
-            absent_through: None,
+            absent_through: Version::ZERO,
         };
         self.commits.insert(key, commit);
         if let Some(lane) = lane
@@ -254,17 +256,16 @@ impl Session {
 
     fn check_id(&mut self, cx: &mut Cx<'_>, key: Key) {
         let commit = self.commits.get_mut(&key).expect("the caller has looked it up");
+        // A new id is unused at every version that has been handed out, and every earlier copy was refused.
+        if commit.attempts == 0 || !matches!(commit.id, IdChoice::Caller(_)) {
+            commit.absent_through = commit.absent_through.max(commit.request.read_version);
+        }
         if let (IdChoice::Caller(id), false) = (commit.id, commit.is_checked) {
             commit.phase = Phase::Check;
             let at_least = commit.request.read_version;
             let deadline = Some(commit.deadline);
             self.ask(cx, Owner::Commit(key), Ask::FindId { id, at_least }, deadline);
         } else {
-            if !matches!(commit.id, IdChoice::Caller(_)) {
-                // Nobody else uses the id, and every earlier copy has been refused.
-                let read_version = Some(commit.request.read_version);
-                commit.absent_through = commit.absent_through.max(read_version);
-            }
             commit.phase = Phase::Send;
             self.ready.insert(Item::Commit(key));
         }
@@ -554,7 +555,7 @@ impl Session {
                 Some(found) => self.locate(cx, key, found, 0),
                 None => {
                     let commit = self.commits.get_mut(&key).expect("looked up above");
-                    if let Err(error) = commit.prove_absent(cx, reply.through) {
+                    if let Err(error) = commit.prove_absent(&reply) {
                         return self.finish_commit(cx, key, Err(error));
                     }
                     commit.is_checked = true;
@@ -577,7 +578,7 @@ impl Session {
                             cx.mark(Mark::UnknownAbsent);
                         }
                         self.saw(reply.through, cx.now);
-                        self.handle_absent(cx, key, reply.through);
+                        self.handle_absent(cx, key, &reply);
                     }
                 }
             }
@@ -598,9 +599,9 @@ impl Session {
     }
 
     /// The id is not used at or below `through`, and nothing of the past can commit any more.
-    fn handle_absent(&mut self, cx: &mut Cx<'_>, key: Key, through: Version) {
+    fn handle_absent(&mut self, cx: &mut Cx<'_>, key: Key, reply: &IdFound) {
         let commit = self.commits.get_mut(&key).expect("the caller has looked it up");
-        if let Err(error) = commit.prove_absent(cx, through) {
+        if let Err(error) = commit.prove_absent(reply) {
             return self.finish_commit(cx, key, Err(error));
         }
         commit.attempts += 1;
@@ -615,9 +616,9 @@ impl Session {
             // The fences have written the old id above the read version; nobody else knows the new one.
             commit.request.id = Some(IdempotencyId(cx.rng.bytes16()));
             commit.fenced = false;
-            commit.absent_through = Some(commit.request.read_version);
+            commit.absent_through = commit.request.read_version;
         } else {
-            commit.request.read_version = through;
+            commit.request.read_version = reply.through;
         }
         let wait = Duration::from_millis(cx.knobs.client_timeout_ms);
         commit.deadline = commit.deadline.max(cx.now.plus(wait));

@@ -76,6 +76,8 @@ pub(super) struct Fake {
     pub(super) loss: u64,
     pub(super) doubling: u64,
     pub(super) overtaking: u64,
+    /// The log servers have forgotten the ids of these versions.
+    pub(super) forgotten_through: Version,
     /// The next message of each of these names is lost.
     pub(super) lose: Vec<&'static str>,
     /// Damages the next block that is pulled, or skips a version.
@@ -114,6 +116,7 @@ impl Fake {
             loss: 0,
             doubling: 0,
             overtaking: 0,
+            forgotten_through: Version(0),
             lose: Vec::new(),
             flip: 0,
             skip: false,
@@ -367,7 +370,9 @@ impl Fake {
                 let through = self.known_committed();
                 if through >= find.at_least {
                     let found = self.find(find.id, to.node, through);
-                    self.reply(to, from, IdFound { request: find.request, found, through });
+                    let forgotten_through = self.forgotten_through;
+                    let request = find.request;
+                    self.reply(to, from, IdFound { request, found, through, forgotten_through });
                 }
             }
             other => panic!("a client does not say {}", other.name()),
@@ -381,7 +386,8 @@ impl Fake {
 
     fn find(&self, id: IdempotencyId, node: NodeId, through: Version) -> Option<FoundId> {
         assert!(Self::holds(node, StreamId::IDS), "{node} holds no ids");
-        let mut known = self.log.iter().filter(|entry| entry.version <= through);
+        let remembered = |entry: &&Entry| entry.version > self.forgotten_through;
+        let mut known = self.log.iter().filter(|entry| entry.version <= through).filter(remembered);
         let entry = known.find(|entry| entry.id == Some(id))?;
         let sections = entry.sections.iter().map(|(stream, base, ..)| FoundSection {
             stream: *stream,

@@ -423,21 +423,25 @@ fn a_read_version_is_asked_for_anew_in_a_new_epoch() {
 
 #[test]
 fn what_the_log_has_forgotten_is_not_taken_for_absent() {
-    let mut fake = Fake::connected(19);
-    fake.knobs.id_life_versions = common::FENCE_JUMP_VERSIONS + common::LIFE_VERSIONS_MAX;
-    read_version(&mut fake);
-    let mut transaction = line();
-    transaction.idempotency_id(ID);
-    commit(&mut fake, 1, transaction);
-    // Looked up and found unused; then two recoveries, before the commit arrives.
-    while count(&fake, "CommitRequest") == 0 {
+    let forgets = |call_id: bool| {
+        let mut fake = Fake::connected(19);
+        read_version(&mut fake);
+        let mut transaction = line();
+        if call_id {
+            transaction.idempotency_id(ID);
+        }
+        commit(&mut fake, 1, transaction);
+        while count(&fake, "CommitRequest") == 0 {
+            assert!(fake.tick());
+        }
+        fake.lose = vec!["CommitRequest"];
         assert!(fake.tick());
-    }
-    fake.lose = vec!["CommitRequest"];
-    assert!(fake.tick());
-    fake.recover();
-    fake.recover();
-    let error = error(&mut fake, 1);
-    assert!(matches!(error, Error::Unknown(_)), "{error}");
-    assert!(fake.log.is_empty());
+        fake.recover();
+        fake.forgotten_through = Version(common::FENCE_JUMP_VERSIONS);
+        let error = error(&mut fake, 1);
+        assert!(matches!(error, Error::Unknown(_)), "{error}");
+        assert!(fake.log.is_empty());
+    };
+    forgets(true);
+    forgets(false);
 }
