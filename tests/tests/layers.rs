@@ -1,4 +1,5 @@
 //! The dependency directions, read from `cargo metadata`.
+#![expect(clippy::unwrap_used, reason = "whatever goes wrong fails the test")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -31,7 +32,8 @@ fn edges() -> BTreeMap<String, BTreeSet<String>> {
     let metadata: Value =
         serde_json::from_str(&cargo(&["metadata", "--format-version", "1", "--no-deps"])).unwrap();
     let packages = metadata["packages"].as_array().unwrap();
-    let names: BTreeSet<&str> = packages.iter().map(|package| package["name"].as_str().unwrap()).collect();
+    let names: BTreeSet<&str> =
+        packages.iter().map(|package| package["name"].as_str().unwrap()).collect();
     packages
         .iter()
         .map(|package| {
@@ -50,7 +52,8 @@ fn roles_meet_only_in_common() {
     let edges = edges();
     for (name, allowed) in ALLOWED {
         let found = &edges[*name];
-        let extra: Vec<&String> = found.iter().filter(|other| !allowed.contains(&other.as_str())).collect();
+        let extra: Vec<&String> =
+            found.iter().filter(|other| !allowed.contains(&other.as_str())).collect();
         assert!(extra.is_empty(), "{name} may not depend on {extra:?}");
     }
 }
@@ -59,8 +62,10 @@ fn roles_meet_only_in_common() {
 fn machines_can_not_reach_a_clock_a_runtime_or_a_socket() {
     for name in ["common", "sequencer", "resolver", "proxy", "node", "sim"] {
         let tree = cargo(&["tree", "-p", name, "-e", "normal", "--prefix", "none", "--offline"]);
-        let crates: BTreeSet<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
-        let found: Vec<&&str> = BANNED_FOR_MACHINES.iter().filter(|banned| crates.contains(**banned)).collect();
+        let crates: BTreeSet<&str> =
+            tree.lines().filter_map(|line| line.split(' ').next()).collect();
+        let found: Vec<&&str> =
+            BANNED_FOR_MACHINES.iter().filter(|banned| crates.contains(**banned)).collect();
         assert!(found.is_empty(), "{name} reaches {found:?}");
     }
 }
