@@ -354,8 +354,14 @@ impl Log {
             self.last
         );
         let dropped = self.last > recovery_version;
-        let oldest = self.segments.values().next();
-        self.meta.begin_epoch(epoch, recovery_version, oldest.map(|segment| segment.epoch_before));
+        // A segment on its way out may be there again after a crash, with frames that an old start drops.
+        let is_leaving = |purpose: &Purpose| matches!(purpose, Purpose::Recycle(_) | Purpose::Remove);
+        let oldest = if self.ops.values().any(is_leaving) {
+            Some(Epoch::ZERO)
+        } else {
+            self.segments.values().next().map(|segment| segment.epoch_before)
+        };
+        self.meta.begin_epoch(epoch, recovery_version, oldest);
         self.drop_above(recovery_version);
         self.last = recovery_version;
         self.durable = recovery_version;

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use common::message::{EpochPlan, Locked, LogState, Recruit, Recruited, Serve};
-use common::{Code, Cx, Endpoint, Epoch, Mark, Note, Ordered, RequestId, Role, Version};
+use common::{Code, Cx, Endpoint, Epoch, Mark, Note, Ordered, Role, Version};
 
 use super::LogServer;
 use super::push::{CheckedPush, Pusher};
@@ -110,7 +110,7 @@ impl LogServer {
     pub(super) fn handle_lock(&mut self, cx: &mut Cx<'_>, from: Endpoint, epoch: Epoch) {
         if epoch < self.locked {
             let detail = format!("{epoch} is older than {}", self.locked);
-            return self.refuse(cx, from, RequestId::ZERO, Code::WrongEpoch, detail);
+            return self.refuse_role(cx, from, epoch, Code::WrongEpoch, detail);
         }
         // A leader that has recruited has its answers: this is an old repeat.
         let recruiting =
@@ -127,14 +127,14 @@ impl LogServer {
         let epoch = plan.epoch;
         if epoch < self.locked {
             let detail = format!("{epoch} is older than {}", self.locked);
-            return self.refuse(cx, from, RequestId::ZERO, Code::WrongEpoch, detail);
+            return self.refuse_role(cx, from, epoch, Code::WrongEpoch, detail);
         }
         if self.epoch() == epoch {
             return cx.send(from, epoch, Recruited { role: Role::LogServer });
         }
         if !plan.log_servers.contains(&cx.me) {
             let detail = format!("{epoch} is planned without {:?}", cx.me);
-            return self.refuse(cx, from, RequestId::ZERO, Code::NotHere, detail);
+            return self.refuse_role(cx, from, epoch, Code::NotHere, detail);
         }
         // I12: without everything up to RV the next offsets are unknown here.
         if plan.recovery_version > self.log.last() {
@@ -143,7 +143,7 @@ impl LogServer {
                 self.log.last(),
                 plan.recovery_version
             );
-            return self.refuse(cx, from, RequestId::ZERO, Code::NotHere, detail);
+            return self.refuse_role(cx, from, epoch, Code::NotHere, detail);
         }
         if plan.recovery_version < self.log.known_committed() {
             let detail = format!(

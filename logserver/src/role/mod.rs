@@ -252,6 +252,21 @@ impl LogServer {
         let refusal = Refusal::later(code, detail, retry_after_ms);
         cx.send(to, self.epoch(), Refused { request, refusal });
     }
+
+    /// Refuses a role's message of `epoch`, and speaks for that epoch: the role that has the sender's address by
+    /// now, of another epoch, must not take it for its own.
+    fn refuse_role(
+        &self,
+        cx: &mut Cx<'_>,
+        to: Endpoint,
+        epoch: Epoch,
+        code: Code,
+        detail: impl Into<String>,
+    ) {
+        cx.note(Note::Refused { code });
+        let refusal = Refusal::new(code, detail);
+        cx.send(to, epoch, Refused { request: RequestId::ZERO, refusal });
+    }
 }
 
 /// When to come again after a queue was full, ms.

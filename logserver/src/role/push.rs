@@ -197,10 +197,10 @@ impl LogServer {
         if epoch < self.locked {
             cx.mark(Mark::PushLocked);
             let detail = format!("{epoch} is locked by {}", self.locked);
-            self.refuse(cx, from, RequestId::ZERO, Code::Locked, detail);
+            self.refuse_role(cx, from, epoch, Code::Locked, detail);
         } else if self.takeover.as_ref().is_none_or(|takeover| takeover.epoch() != epoch) {
             let detail = format!("{epoch} has not recruited this server");
-            self.refuse(cx, from, RequestId::ZERO, Code::WrongEpoch, detail);
+            self.refuse_role(cx, from, epoch, Code::WrongEpoch, detail);
         }
         // Else the recruitment is on its way to the disk, and the sender will try again.
     }

@@ -38,7 +38,8 @@ impl Trims {
 
 impl LogServer {
     pub(super) fn handle_trim(&mut self, cx: &mut Cx<'_>, from: Endpoint, trim: Trim) {
-        if trim.stream == StreamId::IDS {
+        // The ids are trimmed here; the catalog never is: without it no stream is known any more.
+        if trim.stream.is_system() {
             let detail = format!("{} is the system's", trim.stream);
             return self.refuse(cx, from, trim.request, Code::SystemStream, detail);
         }

@@ -1,11 +1,11 @@
 //! Locks and recruitments.
 
-use common::disk::{DiskOp, DiskRequest};
-use common::message::{Announce, Lock, Locked, Message, Recruit};
-use common::{Code, Mark, Note, Role, Version};
+use common::disk::{DiskOp, DiskRequest, File};
+use common::message::{Announce, Confirm, Lock, Locked, Message, Recruit, Trim};
+use common::{Code, Event, Mark, Note, RequestId, Role, SegmentId, StreamId, Version};
 
 use crate::Standing;
-use crate::testing::rig::{JUMP, Rig, endpoint, leader, proxy, push, versions};
+use crate::testing::rig::{JUMP, Rig, client, endpoint, leader, proxy, push, versions};
 
 fn locked(rig: &mut Rig) -> Vec<Locked> {
     rig.take_sent(|message| match message {
@@ -182,6 +182,68 @@ fn requests_before_the_log_is_open_are_refused_or_left_to_come_again() {
     assert_eq!(rig.refusals()[0].code(), Code::Recovering);
     rig.send(leader(), 1, Lock {});
     assert_eq!((rig.sent.len(), rig.server.status().standing), (0, Standing::Opening));
+}
+
+#[test]
+fn a_refusal_speaks_for_the_epoch_that_it_refuses() {
+    let mut rig = Rig::serving(11);
+    rig.recruit(2, 0);
+    rig.serve(2, 0);
+    rig.sent.clear();
+    // Late messages of epoch 1: its proxy and leader have the addresses of those of epoch 2.
+    rig.push(1, push(0, 10, &[(17, 1, 5)]));
+    rig.send(proxy(), 1, Confirm { number: 1 });
+    rig.send(leader(), 1, Lock {});
+    let plan = rig.plan(1, 0);
+    rig.send(leader(), 1, Recruit { role: Role::LogServer, plan });
+    let epochs: Vec<u64> = rig.sent.iter().map(|(_, epoch, _)| epoch.0).collect();
+    assert_eq!(epochs, [1; 4], "epoch 2 is not fenced: {:?}", rig.sent);
+    assert_eq!(rig.refusals().len(), 4);
+}
+
+#[test]
+fn a_segment_that_comes_back_brings_no_dropped_tail() {
+    let came_back = (0..16).filter(|seed| recruit_while_a_segment_goes(*seed)).count();
+    assert!((1..16).contains(&came_back), "{came_back} of 16 power cuts found the old name");
+}
+
+/// Whether the segment was there again after the power cut.
+fn recruit_while_a_segment_goes(seed: u64) -> bool {
+    let mut rig = Rig::serving(seed);
+    rig.push(1, push(0, 10, &[(17, 1, 5)]));
+    rig.push(1, push(10, 20, &[(18, 1, 5)]));
+    rig.settle();
+    rig.recruit(2, 10);
+    rig.serve(2, 10);
+    let (mut last, mut next) = (10, 10 + JUMP);
+    while rig.segments().len() < 3 {
+        rig.push(2, push(last, next, &[(17, 1, 50_000)]));
+        rig.settle();
+        (last, next) = (next, next + 10);
+        rig.send(proxy(), 2, Announce { known_committed: Version(last) });
+        rig.pulled(&[17], last);
+    }
+    assert!(rig.marks.contains(&Mark::SegmentRolled));
+    // The first segment goes: its new name waits for a slow disk, while the next recruitment does not.
+    let trim = Trim { request: RequestId(1), stream: StreamId(17), through: Version(last) };
+    rig.send(client(), 0, trim);
+    while !rig.marks.contains(&Mark::SegmentRecycled) {
+        assert!(rig.disk_step());
+    }
+    rig.sent.clear();
+    rig.begin_recruit(3, last);
+    while recruited(&mut rig) == 0 {
+        let completion = rig.disk.complete_log_lane().expect("the recruitment is urgent");
+        rig.event(Event::Disk(completion));
+    }
+    rig.crash();
+    let came_back = rig.segments().contains(&File::Segment(SegmentId(1)));
+    rig.settle();
+    assert_eq!(rig.halts, []);
+    rig.recruit(4, last);
+    rig.serve(4, last);
+    assert_eq!(versions(&rig.pulled(&[18], 0)), [0_u64; 0], "I9: version 20 is above its RV");
+    came_back
 }
 
 #[test]
