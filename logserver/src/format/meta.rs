@@ -112,11 +112,17 @@ pub enum MetaChoice {
     },
 }
 
+/// The slot that a generation goes to: 0 or 1.
+#[must_use]
+pub const fn slot_of(generation: u64) -> u8 {
+    (generation % 2) as u8
+}
+
 impl Meta {
     /// The slot that this generation goes to: 0 or 1.
     #[must_use]
     pub const fn slot(&self) -> u8 {
-        (self.generation % 2) as u8
+        slot_of(self.generation)
     }
 
     /// The slot's bytes in whole pages.

@@ -14,7 +14,7 @@ use common::disk::{DiskOp, File, Lane};
 use common::{Cx, Epoch, NodeId, Offset, Payload, Sequence, StreamId, Version};
 
 use super::{Log, Purpose};
-use crate::format::meta::{Meta, StreamTrim};
+use crate::format::meta::{Meta, StreamTrim, slot_of};
 use crate::format::segment::EpochStart;
 
 /// The wanted state and how much of it is persisted.
@@ -70,6 +70,11 @@ impl MetaSlots {
     /// Whether everything that is wanted is persisted.
     pub(super) const fn is_settled(&self) -> bool {
         !self.is_dirty && self.written == self.persisted
+    }
+
+    /// The file of the newest generation, if there is one.
+    pub(super) fn newest_slot(&self) -> Option<File> {
+        (self.written > 0).then(|| File::Meta(slot_of(self.written)))
     }
 
     pub(super) const fn locked(&self) -> Epoch {

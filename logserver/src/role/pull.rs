@@ -171,9 +171,7 @@ impl Pulls {
                 woken.extend(ids);
             }
         }
-        woken.extend(
-            self.wants.iter().take_while(|(want, _)| *want <= limit).map(|(_, id)| *id),
-        );
+        woken.extend(self.wants.iter().take_while(|(want, _)| *want <= limit).map(|(_, id)| *id));
         if core::mem::take(&mut self.is_anything_expected) {
             woken.extend(self.waiting.keys());
         }

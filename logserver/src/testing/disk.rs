@@ -213,6 +213,12 @@ impl MemoryDisk {
         self.files.iter().map(|(file, state)| (*file, state.len()))
     }
 
+    /// Whether a power cut could take something of the file.
+    #[must_use]
+    pub fn is_unsynced(&self, file: File) -> bool {
+        self.files.get(&file).is_some_and(|state| !state.written.is_empty())
+    }
+
     /// Rot: changes one durable byte.
     pub fn flip(&mut self, file: File, at: u64) {
         let state = self.files.get_mut(&file).expect("the file exists");

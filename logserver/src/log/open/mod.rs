@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! List -> meta slots -> first and last page of each segment -> each segment in order: footer, or scan
-//!      -> blocks of the stream of ids -> footers and meta written, all of it durable -> open
+//!      -> blocks of the stream of ids -> barriers, footers and meta written, all of it durable -> open
 //! ```
 //!
 //! - A segment goes on from the one before: by sequence and hash, unless segments between were recycled.
@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
 use common::disk::{DiskError, DiskOp, DiskOutput, File, Lane, PAGE_BYTES, padded};
-use common::{Cx, Note, SegmentId, StreamId, Version};
+use common::{Cx, Note, Payload, SegmentId, StreamId, Version};
 
 use super::{Log, LogEvent, Phase, Purpose, data, segment_file};
 use crate::format::meta::{MetaChoice, choose};
@@ -40,6 +40,7 @@ pub(super) enum OpenOp {
     ReadTrailer(SegmentId),
     ReadFooter(SegmentId),
     ReadChunk { id: SegmentId, offset: u64, bytes: u64 },
+    Barrier,
 }
 
 /// How far opening has come.
@@ -138,6 +139,13 @@ impl Log {
         match (op, result) {
             (OpenOp::List, Ok(DiskOutput::Listing { files, .. })) => self.take_listing(cx, &files),
             (OpenOp::CreateMeta, Ok(_)) => self.after_meta_files(cx),
+            (OpenOp::Barrier, Ok(_)) => {
+                self.after_barriers(cx);
+                Ok(())
+            }
+            (op @ OpenOp::Barrier, Err(error)) => {
+                Err(Damage { reason: "fsync_failed", detail: format!("{op:?}: {error}") })
+            }
             (OpenOp::ReadMeta(slot), Ok(output)) => {
                 self.opening().meta_slots[usize::from(slot)] = data(output);
                 self.after_meta_files(cx)
@@ -276,14 +284,37 @@ impl Log {
     }
 
     /// What was read may have been written by a process that died before its barrier, and may not be durable yet.
-    /// Before anything is promised on it, each file that matters gets a barrier: unsealed segments by their
-    /// footer, the meta by its next generation, which also says that the log may change.
+    /// Nothing is promised on it before a barrier, or a fact that was only written after one, vouches for it:
+    ///
+    /// ```text
+    /// frames of a segment that another one follows      the first group of that one
+    /// frames of the last segment, unsealed              the footer that is written now
+    ///                             sealed                a barrier: that footer may be in a cache only
+    /// the footer of a segment that another one follows  nobody; without it the frames are read again
+    /// the newest meta slot                              a barrier, before the other slot is overwritten
+    /// what else the meta slots held                     was vouched for when the newest was written
+    /// ```
     fn sync_what_was_found(&mut self, cx: &mut Cx<'_>) {
         let is_unsealed = |segment: &Segment| segment.seal == Seal::Unsealed;
         let unsealed: Vec<SegmentId> =
             self.segments.iter().filter(|(_, s)| is_unsealed(s)).map(|(id, _)| *id).collect();
         for id in unsealed {
             self.seal(cx, id);
+        }
+        let last = self.segments.last_key_value();
+        let sealed = last.filter(|(_, segment)| segment.seal == Seal::Sealed);
+        let sealed = sealed.map(|(id, _)| segment_file(*id));
+        for file in sealed.into_iter().chain(self.meta.newest_slot()) {
+            let (offset, data, durable) = (0, Payload::new(), true);
+            self.ask(cx, OpenOp::Barrier, DiskOp::Write { file, offset, data, durable });
+        }
+        self.after_barriers(cx);
+    }
+
+    /// Writes the next meta generation, which also says that the log may change.
+    fn after_barriers(&mut self, cx: &mut Cx<'_>) {
+        if self.opening().in_flight > 0 {
+            return;
         }
         self.meta.mark_unclean();
         let ticket = self.meta.touch(true);

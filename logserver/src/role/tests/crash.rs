@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use common::disk::File;
 use common::message::{Announce, Message, Trim};
-use common::{Note, Offset, Prng, RequestId, StreamId, Version};
+use common::{Mark, Note, Offset, Prng, RequestId, StreamId, Version};
 
 use crate::Standing;
-use crate::testing::rig::{JUMP, Rig, body, client, proxy, push_of};
+use crate::testing::rig::{JUMP, Rig, body, client, proxy, push, push_of};
 
 const STREAMS: [u64; 3] = [17, 18, 40];
 
@@ -339,4 +340,39 @@ fn a_new_log_survives_crashes_before_its_first_frame() {
         let offset = run.rig.pulled(&[17], 0).blocks.first().map_or(Offset(0), |b| b.base_offset);
         assert_eq!(offset, Offset(0));
     }
+}
+
+/// At every disk operation of an opening: two kills in a row, and what the third life finds was never synced.
+#[test]
+fn what_kills_left_in_the_cache_is_synced_before_anything_is_promised_on_it() {
+    let metas = [File::Meta(0), File::Meta(1)];
+    let (mut sealed, mut metas_left) = (0, 0);
+    for seed in 0..16 {
+        for at in 0.. {
+            let mut rig = Rig::serving(seed);
+            rig.push(1, push(0, 10, &[(17, 1, 100)]));
+            rig.kill();
+            for _ in 0..at {
+                rig.disk_step();
+            }
+            let was_open = rig.server.status().standing != Standing::Opening;
+            rig.kill();
+            metas_left += metas.iter().filter(|slot| rig.disk.is_unsynced(**slot)).count();
+            while rig.server.status().standing == Standing::Opening {
+                assert!(rig.disk_step(), "it opens: {:?}", rig.halts);
+                let mut then = rig.disk.clone();
+                then.kill(&mut rig.prng);
+                let unsynced = metas.iter().filter(|slot| then.is_unsynced(**slot)).count();
+                assert!(unsynced < 2, "a power cut takes both slots after {at} steps of {seed}");
+            }
+            for file in rig.segments() {
+                assert!(!rig.disk.is_unsynced(file), "{file:?} after {at} steps of {seed}");
+            }
+            sealed += rig.marks.iter().filter(|mark| **mark == Mark::FooterUsed).count();
+            if was_open {
+                break;
+            }
+        }
+    }
+    assert!(sealed > 10 && metas_left > 10, "{sealed} footers found, {metas_left} slots unsynced");
 }
