@@ -226,7 +226,8 @@ pub struct Trim {
 pub struct Trimmed {
     /// The request.
     pub request: RequestId,
-    /// The stream's trim position now (inclusive); perhaps above what was asked for.
+    /// The stream's trim position now (inclusive): perhaps above what was asked for, or below, when less is
+    /// committed; 0 when this log server has never had a block of the stream.
     pub through: Version,
     /// The offset of the first record that is left, or that will come next.
     pub first_offset: Offset,

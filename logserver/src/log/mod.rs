@@ -355,7 +355,8 @@ impl Log {
         );
         let dropped = self.last > recovery_version;
         // A segment on its way out may be there again after a crash, with frames that an old start drops.
-        let is_leaving = |purpose: &Purpose| matches!(purpose, Purpose::Recycle(_) | Purpose::Remove);
+        let is_leaving =
+            |purpose: &Purpose| matches!(purpose, Purpose::Recycle(_) | Purpose::Remove);
         let oldest = if self.ops.values().any(is_leaving) {
             Some(Epoch::ZERO)
         } else {

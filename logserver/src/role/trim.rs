@@ -98,8 +98,10 @@ impl LogServer {
         through: Version,
     ) {
         let Some((to, request)) = asker else { return };
+        // Of a stream that this server holds nothing of, nothing is remembered either: anybody can name any
+        // number of them.
         let entry = self.log.index().stream(stream);
-        let through = entry.map_or(through, |entry| entry.trimmed_through().max(through));
+        let through = entry.map_or(Version::ZERO, |entry| entry.trimmed_through().max(through));
         let first_offset = entry.map_or(Offset::ZERO, |entry| entry.first_offset());
         cx.send(to, self.epoch(), Trimmed { request, through, first_offset });
     }

@@ -55,7 +55,7 @@ fn a_trim_counts_once_it_is_persisted() {
     );
     assert_eq!(versions(&rig.pulled(&[17], 25)), [30, 40, 50]);
     // Less than before, more than is committed, a stream that nobody knows.
-    for (stream, through, expected) in [(17, 5, 25), (17, 999, 50), (99, 30, 30)] {
+    for (stream, through, expected) in [(17, 5, 25), (17, 999, 50), (99, 30, 0)] {
         rig.sent.clear();
         trim(&mut rig, stream, through);
         rig.settle();
@@ -65,6 +65,11 @@ fn a_trim_counts_once_it_is_persisted() {
     for stream in [StreamId::IDS, StreamId::CATALOG] {
         trim(&mut rig, stream.0, 10);
         assert_eq!(rig.refusals()[0].code(), Code::SystemStream);
+    }
+    rig.crash();
+    rig.settle();
+    for (stream, told) in [(17, 50), (99, 0)] {
+        assert_eq!(described(&mut rig, stream).trimmed_through, Version(told), "I13");
     }
 }
 
