@@ -56,7 +56,7 @@ pub(super) struct Ids {
     next: u64,
     armed: Option<Time>,
     trimmed_through: Version,
-    /// Ids at or below this version have been forgotten.
+    /// Ids at or below this version have been forgotten, or could not be read.
     forgotten_through: Version,
 }
 
@@ -80,6 +80,7 @@ impl Ids {
         let found = match parse_block(version, commit_time, body) {
             Ok(found) => found,
             Err(what) => {
+                self.forgotten_through = self.forgotten_through.max(version);
                 let detail = format!("the block of ids at {version}: {what}");
                 return cx.note(Note::Warning { code: "bad_ids", detail });
             }

@@ -49,6 +49,22 @@ fn found(rig: &mut Rig) -> Vec<IdFound> {
     })
 }
 
+fn forgotten_through(rig: &mut Rig) -> Version {
+    find(rig, 9, 0);
+    found(rig)[0].forgotten_through
+}
+
+#[test]
+fn a_block_of_ids_that_makes_no_sense_proves_no_absence() {
+    let mut rig = with_ids(6);
+    rig.push(1, push_of(20, 30, vec![(StreamId::IDS.0, 1, body(1, 1, 10))]));
+    rig.settle();
+    assert_eq!(forgotten_through(&mut rig), Version(30));
+    rig.crash();
+    rig.settle();
+    assert_eq!((forgotten_through(&mut rig), rig.server.status().ids), (Version(30), 2));
+}
+
 #[test]
 fn an_id_is_found_once_it_is_committed() {
     let mut rig = with_ids(1);
@@ -118,6 +134,7 @@ fn ids_leave_after_their_life_and_beyond_their_number() {
     rig.push(1, push_of(20, 30, vec![ids_block(&[(0, 7, &[])])]));
     rig.settle();
     assert_eq!(rig.server.status().ids, 1, "the oldest version went whole");
+    assert_eq!(forgotten_through(&mut rig), Version(20));
     let life = rig.knobs.id_life_versions;
     rig.push(1, push(30, 2 * life, &[(17, 1, 5)]));
     rig.settle();
@@ -126,4 +143,8 @@ fn ids_leave_after_their_life_and_beyond_their_number() {
     assert_eq!(rig.server.status().ids, 0);
     let blocks = rig.server.status().blocks;
     assert_eq!(blocks, 3, "the blocks of ids are trimmed, the others stay");
+    assert_eq!(forgotten_through(&mut rig), Version(life));
+    rig.crash();
+    rig.settle();
+    assert_eq!(forgotten_through(&mut rig), Version(life), "a new life knows what is trimmed");
 }
