@@ -242,6 +242,9 @@ impl Run {
     }
 
     fn judge(&mut self) -> Result<(), Violation> {
+        if !self.world.has_happened() {
+            return Ok(());
+        }
         for happened in self.world.take_happened() {
             match &happened {
                 Happened::Mark(mark) => *self.marks.entry(*mark).or_default() += 1,

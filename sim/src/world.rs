@@ -30,6 +30,10 @@ use crate::trace::{Trace, brief, verdict};
 
 mod harm;
 
+/// The first steps of a run are all checked, then one in [`CHECK_STRIDE`]: a broken state stays broken.
+const CHECKED_ALWAYS: u64 = 5_000;
+const CHECK_STRIDE: u64 = 7;
+
 /// What a world is made of.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Profile {
@@ -94,9 +98,11 @@ struct Life<P> {
 /// Everything that a run consists of, but for what it is judged by.
 pub struct World<S: Spawn> {
     now: Moment,
-    queue: BinaryHeap<Reverse<(Moment, u64, u64)>>,
-    events: BTreeMap<u64, Event>,
-    next_event: u64,
+    /// Moment, tiebreak, and the event's slot.
+    queue: BinaryHeap<Reverse<(Moment, u64, u32)>>,
+    slots: Vec<Option<Event>>,
+    free: Vec<u32>,
+    gives: u64,
     next_arming: u64,
     hosts: BTreeMap<NodeId, Host<S::Process>>,
     network: Network,
@@ -117,8 +123,9 @@ impl<S: Spawn> World<S> {
         Self {
             now: Moment::ZERO,
             queue: BinaryHeap::new(),
-            events: BTreeMap::new(),
-            next_event: 0,
+            slots: Vec::new(),
+            free: Vec::new(),
+            gives: 0,
             next_arming: 0,
             hosts: BTreeMap::new(),
             network: Network::new(profile.network.clone(), randomness),
@@ -184,6 +191,11 @@ impl<S: Spawn> World<S> {
         core::mem::take(&mut self.happened)
     }
 
+    /// Whether anything has.
+    pub const fn has_happened(&self) -> bool {
+        !self.happened.is_empty()
+    }
+
     /// The wake-ups that have come since the last call.
     pub fn take_woken(&mut self) -> Vec<u64> {
         core::mem::take(&mut self.woken)
@@ -226,7 +238,7 @@ impl<S: Spawn> World<S> {
 
     /// Carries out the next event, if there is one at or before `until`.
     pub fn step(&mut self, until: Moment) -> bool {
-        let Some(Reverse((at, tiebreak, number))) = self.queue.peek().copied() else {
+        let Some(Reverse((at, tiebreak, slot))) = self.queue.peek().copied() else {
             return false;
         };
         if at > until {
@@ -236,7 +248,8 @@ impl<S: Spawn> World<S> {
         assert!(at >= self.now, "time runs forward: {at:?} after {:?}", self.now);
         self.now = at;
         self.trace.word(tiebreak);
-        let event = self.events.remove(&number).expect("every queued event is there");
+        let event = self.slots[slot as usize].take().expect("every queued event has its slot");
+        self.free.push(slot);
         self.carry_out(event);
         true
     }
@@ -365,6 +378,8 @@ impl<S: Spawn> World<S> {
     /// Gives an event to a process, if that life of it is not over, and carries out what it does.
     fn give(&mut self, to: Peer, input: Input) {
         let (now, mut out) = (self.now, core::mem::take(&mut self.effects));
+        self.gives += 1;
+        let is_check_due = self.gives < CHECKED_ALWAYS || self.gives.is_multiple_of(CHECK_STRIDE);
         let Some(life) = self.life_mut(to) else {
             self.effects = out;
             return;
@@ -383,7 +398,9 @@ impl<S: Spawn> World<S> {
         };
         let me = life.me;
         life.process.step(&mut step, input);
-        life.process.check();
+        if is_check_due {
+            life.process.check();
+        }
         for effect in out.drain(..) {
             self.effect(me, effect);
         }
@@ -451,10 +468,12 @@ impl<S: Spawn> World<S> {
     }
 
     fn schedule_at(&mut self, at: Moment, event: Event) {
-        let number = self.next_event;
-        self.next_event += 1;
-        self.events.insert(number, event);
-        self.queue.push(Reverse((at, self.schedule.next(), number)));
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            u32::try_from(self.slots.len() - 1).expect("fewer events wait than fit into memory")
+        });
+        self.slots[slot as usize] = Some(event);
+        self.queue.push(Reverse((at, self.schedule.next(), slot)));
     }
 
     fn schedule_traffic(&mut self, traffic: Vec<(Moment, Traffic)>) {

@@ -1,6 +1,7 @@
 //! The process around a client session: connections, timers, calls and their answers.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use client::session::{CallId, Completion, Session};
 use common::wire::Envelope;
@@ -34,7 +35,7 @@ pub(super) struct Io {
     pub(super) me: Peer,
     pub(super) shared: SharedHandle,
     pub(super) rng: Prng,
-    knobs: Knobs,
+    knobs: Rc<Knobs>,
     next_call: u64,
     effects: Vec<Effect>,
     open: BTreeMap<CallId, Caller>,
@@ -82,7 +83,7 @@ impl Actor {
     #[must_use]
     pub fn new(me: Peer, shared: &SharedHandle, writers: u64, rng: &mut Prng) -> Self {
         let is_writer = me.node.0 - FIRST_CLIENT < writers;
-        let knobs = shared.borrow().knobs.clone();
+        let knobs = Rc::new(shared.borrow().knobs.clone());
         let io = Io {
             me,
             shared: shared.clone(),
@@ -123,7 +124,6 @@ impl Actor {
                 self.take(&mut cx, answer);
             }
         }
-        self.session.check();
         for output in out {
             let effect = self.effect(output);
             self.io.effects.extend(effect);
@@ -218,6 +218,10 @@ impl Process for Actor {
             Input::Timer(key) => actor.woken(cx, key.timer),
             Input::Disk(_) | Input::Register(_) => panic!("a client has neither"),
         });
+    }
+
+    fn check(&self) {
+        self.session.check();
     }
 
     fn line(&self) -> String {

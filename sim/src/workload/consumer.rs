@@ -135,8 +135,12 @@ fn seen(block: &Block, flaws: &mut Vec<String>) -> SeenBlock {
     let mut sections = Vec::new();
     let mut checksum = 0x811c_9dc5_u32;
     for (_, section) in block.sections() {
-        for byte in &section.records {
-            checksum = (checksum ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+        for chunk in section.records.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            let mixed = (u64::from(checksum) ^ u64::from_le_bytes(word))
+                .wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            checksum = (mixed >> 32) as u32 ^ mixed as u32;
         }
         sections.push(SeenSection {
             index: section.index,
