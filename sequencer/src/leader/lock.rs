@@ -1,7 +1,7 @@
 //! Finding and Locking: who lives, and how far the old log reaches.
 
 use common::message::{FindCluster, Lock, Locked};
-use common::{Cx, Endpoint, Gather, Gathered, NodeId, Role};
+use common::{Cx, Endpoint, FENCE_JUMP_VERSIONS, Gather, Gathered, NodeId, Role};
 
 use super::{Leader, Phase, recovery_version};
 use common::Version;
@@ -64,6 +64,19 @@ impl Leader {
             locked.known_committed,
             locked.durable
         );
+        // The generation was published after its first version was durable on every one of its log servers.
+        let first_version = self
+            .state
+            .generations
+            .last()
+            .map_or(Version::ZERO, |last| last.begin.plus(FENCE_JUMP_VERSIONS));
+        if locked.durable < first_version {
+            let detail = format!(
+                "the log of {} ends at {}, but had {first_version}: it is another disk, or was emptied",
+                from.node, locked.durable
+            );
+            return cx.halt("log_lost", detail);
+        }
         if locks.answer(from.node, locked) == Gathered::Enough {
             let version = recovery_version(locks.answered().map(|(_, locked)| locked));
             self.recruit(cx, version);

@@ -19,7 +19,8 @@
 //!
 //! # Invariants
 //! - I9: RV is the minimum durable version over the locked log servers. With static placement all of them must
-//!   answer, so that each is whole up to RV.
+//!   answer, so that each is whole up to RV. A log that ends below its generation's first version has lost what it
+//!   had: its answer would drop everybody else's data, so the leader halts.
 //! - I5: RTV - RV = FENCE_JUMP.
 //! - I10: `Serve` is sent only after the compare-and-set of Publishing is known to have succeeded.
 
@@ -222,9 +223,10 @@ impl Leader {
     fn handle_message(&mut self, cx: &mut Cx<'_>, from: Endpoint, epoch: Epoch, message: Message) {
         match message {
             Message::ClusterView(_) => self.handle_sign_of_life(cx, from),
-            Message::Refused(refused) => self.handle_refused(cx, from, refused.refusal.code()),
-            // Answers to an older epoch's questions say nothing about this one.
+            // Answers to an older epoch's questions say nothing about this one; nor do its refusals, which would
+            // make each recovery the cause of the next.
             _ if epoch != self.epoch => {}
+            Message::Refused(refused) => self.handle_refused(cx, from, refused.refusal.code()),
             Message::Locked(locked) => self.handle_locked(cx, from, locked),
             Message::Recruited(recruited) => self.handle_recruited(cx, from, recruited.role),
             Message::CommitReply(reply) => self.handle_proof(cx, reply),
@@ -304,6 +306,9 @@ impl Leader {
             Phase::Proving => self.ask_for_proof(cx),
             Phase::Announcing { .. } => self.ask_to_serve(cx),
             Phase::Serving => self.watch(cx),
+        }
+        if self.is_past_finding() && !matches!(self.phase, Phase::Serving) {
+            self.ask_after_lives(cx);
         }
         if !matches!(self.phase, Phase::Idle) {
             self.arm_retry(cx);

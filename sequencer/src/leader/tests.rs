@@ -32,6 +32,7 @@ struct World {
     register: (Revision, Bytes),
     durable: Version,
     notes: Vec<Note>,
+    halts: Vec<&'static str>,
     serves_before_publish: usize,
     fates: Vec<(&'static str, Fate)>,
 }
@@ -46,6 +47,7 @@ impl World {
             register: (Revision(0), Bytes::new()),
             durable: Version(0),
             notes: vec![],
+            halts: vec![],
             serves_before_publish: 0,
             fates: fates.to_vec(),
         }
@@ -105,6 +107,14 @@ impl World {
                 let outcome = self.register(request.op, fate);
                 (fate != Fate::Lose)
                     .then_some(Event::Register(RegisterAnswer { id: request.id, outcome }))
+            }
+            Output::Halt(halt) => {
+                self.halts.push(halt.reason);
+                None
+            }
+            // A node drops what is meant for another life of it.
+            Output::Send { to, .. } if ![0, self.incarnation].contains(&to.incarnation.raw()) => {
+                None
             }
             Output::Send { to, epoch, message } => {
                 let name = message.name();
@@ -294,4 +304,46 @@ fn a_node_that_lives_anew_ends_the_epoch() {
     world.run_until_serving();
     assert_eq!(world.leader.epoch, Epoch(2));
     assert_eq!(world.leader.status().cause, "node_restarted");
+}
+
+#[test]
+fn a_node_that_lived_anew_while_others_were_being_found_is_noticed() {
+    for lost in ["Lock", "Recruit", "CommitRequest", "Serve"] {
+        let mut world = World::new(&[]);
+        world.run(None);
+        world.leader = Leader::new(Topology::single(NODE));
+        world.fates = vec![(lost, Fate::Lose); 3];
+        world.run(None);
+        // The connection was seen to break during Finding, so that no PeerDown comes any more.
+        world.incarnation = 2;
+        world.run_until_serving();
+        assert_eq!(world.leader.lives[&NODE].incarnation, Incarnation(2), "{lost}");
+        assert_eq!(world.leader.status().cause, "node_restarted");
+    }
+}
+
+#[test]
+fn a_refusal_of_an_earlier_epoch_ends_nothing() {
+    let mut world = World::new(&[]);
+    world.run(None);
+    world.incarnation = 2;
+    world.run(Some(Event::Timer(RETRY)));
+    world.run_until_serving();
+    assert_eq!(world.leader.epoch, Epoch(2));
+    let from = world.peer().endpoint(Role::Node);
+    let refusal = Refusal::new(Code::WrongEpoch, "Recruit: this is e2");
+    let message = Refused { request: RequestId(0), refusal }.into();
+    world.run(Some(Event::Message { from, epoch: Epoch(1), message }));
+    assert_eq!((world.leader.epoch, world.leader.status().phase), (Epoch(2), "serving"));
+}
+
+#[test]
+fn a_log_that_was_emptied_is_not_taken_for_a_short_one() {
+    let mut world = World::new(&[]);
+    world.run(None);
+    world.leader = Leader::new(Topology::single(NODE));
+    world.durable = Version::ZERO;
+    world.run(None);
+    assert_eq!(world.halts, ["log_lost"], "I9: everything acknowledged would be dropped");
+    assert_eq!(world.leader.status().phase, "locking_logs");
 }

@@ -1,4 +1,4 @@
-//! Serving: a peer of the plan that is gone, or lives anew, ends the epoch.
+//! From Locking on: a peer of the plan that is gone, or lives anew, ends the epoch.
 
 use common::message::FindCluster;
 use common::{Cx, Endpoint, Peer, Role};
@@ -12,14 +12,21 @@ const SILENT_TICKS_MAX: u32 = 5;
 impl Leader {
     /// Asks every node for a sign of life, and gives up those that have been silent too long.
     pub(super) fn watch(&mut self, cx: &mut Cx<'_>) {
-        let request = self.request;
         for node in self.lives.keys() {
-            let ticks = self.silent_ticks.entry(*node).or_insert(0);
-            *ticks += 1;
-            cx.send(whoever(*node, Role::Node), self.epoch, FindCluster { request });
+            *self.silent_ticks.entry(*node).or_insert(0) += 1;
         }
+        self.ask_after_lives(cx);
         if self.silent_ticks.values().any(|ticks| *ticks > SILENT_TICKS_MAX) {
             self.recover(cx, "node_silent");
+        }
+    }
+
+    /// Asks every node for a sign of life. A node that ended between its answer to Finding and the end of that phase
+    /// hears nothing that is meant for the life that is gone: only its new life's answer tells.
+    pub(super) fn ask_after_lives(&self, cx: &mut Cx<'_>) {
+        for node in self.lives.keys() {
+            let find = FindCluster { request: self.request };
+            cx.send(whoever(*node, Role::Node), self.epoch, find);
         }
     }
 
@@ -38,7 +45,7 @@ impl Leader {
         }
     }
 
-    const fn is_past_finding(&self) -> bool {
+    pub(super) const fn is_past_finding(&self) -> bool {
         !matches!(
             self.phase,
             Phase::Idle | Phase::Reading { .. } | Phase::Claiming { .. } | Phase::Finding { .. }
