@@ -32,7 +32,8 @@ impl Node {
             Message::Serve(serve) => self.handle_serve(s, from, epoch, serve),
             Message::Refused(_) => {}
             other => {
-                self.refuse(s, Role::Node, from, &other, Code::NotHere, "not a node's message")
+                let why = (epoch, Code::NotHere);
+                self.refuse(s, Role::Node, from, &other, why, "not a node's message");
             }
         }
     }
@@ -102,7 +103,8 @@ impl Node {
         if recruit.plan.epoch < here {
             let detail = format!("this is {here}");
             let message = Message::Recruit(recruit);
-            return self.refuse(s, Role::Node, from, &message, Code::WrongEpoch, &detail);
+            let why = (epoch, Code::WrongEpoch);
+            return self.refuse(s, Role::Node, from, &message, why, &detail);
         }
         recruit.plan.check();
         if recruit.plan.epoch > here {
@@ -178,7 +180,8 @@ impl Node {
         let here = self.hosted.as_ref().map_or(Epoch::ZERO, |hosted| hosted.plan.epoch);
         if serve.plan.epoch < here {
             let (message, detail) = (Message::Serve(serve), format!("this is {here}"));
-            return self.refuse(s, Role::Node, from, &message, Code::WrongEpoch, &detail);
+            let why = (epoch, Code::WrongEpoch);
+            return self.refuse(s, Role::Node, from, &message, why, &detail);
         }
         if serve.plan.epoch > here {
             // A node without a role in the epoch serves by naming those that have one.

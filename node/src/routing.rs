@@ -43,7 +43,8 @@ impl Node {
                 self.route_to_epoch(s, to.role, from, epoch, message);
             }
             Role::Leader | Role::Client => {
-                self.refuse(s, to.role, from, &message, Code::NotHere, "no such role here");
+                let why = (epoch, Code::NotHere);
+                self.refuse(s, to.role, from, &message, why, "no such role here");
             }
         }
     }
@@ -63,23 +64,24 @@ impl Node {
         if epoch != here && !(is_from_client && epoch == Epoch::ZERO) {
             if epoch < here || is_from_client {
                 let detail = format!("this is {here}, not {epoch}");
-                self.refuse(s, role, from, &message, Code::WrongEpoch, &detail);
+                self.refuse(s, role, from, &message, (epoch, Code::WrongEpoch), &detail);
             }
             return;
         }
         let event = Event::Message { from, epoch, message: message.clone() };
         if !self.with_epoch_role(s, role, event) {
-            self.refuse(s, role, from, &message, Code::NotHere, "no such role here");
+            self.refuse(s, role, from, &message, (epoch, Code::NotHere), "no such role here");
         }
     }
 
+    /// Refuses a message of `epoch`, and speaks for that epoch: to a sender that has gone on it says nothing.
     pub(crate) fn refuse(
         &mut self,
         s: &mut Surroundings<'_>,
         by: Role,
         to: Endpoint,
         message: &Message,
-        code: Code,
+        (epoch, code): (Epoch, Code),
         detail: &str,
     ) {
         // A refusal of a refusal would go on for ever.
@@ -88,7 +90,6 @@ impl Node {
         }
         let refusal = Refusal::new(code, format!("{}: {detail}", message.name()));
         let refused = Refused { request: request_of(message), refusal };
-        let epoch = self.hosted.as_ref().map_or(Epoch::ZERO, |hosted| hosted.plan.epoch);
         self.send(s, self.peer.endpoint(by), to, epoch, refused.into());
     }
 
