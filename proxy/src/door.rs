@@ -22,7 +22,8 @@
 //!
 //! A lane that broke is forgotten once nothing of it can come any more: when the client first says that it has the answer
 //! of the one that failed, in a request numbered N, all of the lane was sent below N. So it goes when all below N are
-//! answered. A lane that is whole stays as long as its client.
+//! answered, and none of them is on its way: a client may have given up on one that still would commit. A lane that is
+//! whole stays as long as its client.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -98,11 +99,13 @@ impl Client {
     /// Forgets the broken lanes of which nothing can come any more, at `request`.
     fn forget_lanes(&mut self, request: RequestId) {
         let answered_below = self.answered_below;
+        let first = self.pending.first().copied().unwrap_or(answered_below);
+        let over_below = answered_below.min(first);
         let before = self.lanes.len();
         self.lanes.retain(|_, lane| match &mut lane.broken {
             Some(broken) if answered_below > broken.request => {
                 let closed_by = *broken.closed_by.get_or_insert(request);
-                answered_below < closed_by
+                over_below < closed_by
             }
             _ => true,
         });
@@ -180,6 +183,8 @@ impl Proxy {
         }
         let client = clients.entry(from).or_default();
         client.hear(request.request, request.answered_below);
+        self.drop_given_up(cx, from);
+        let client = self.door.clients.get_mut(&from).expect("it has just been heard");
         if let Some(outcome) = client.settled.get(&request.request) {
             cx.mark(Mark::CommitAgain);
             let reply = CommitReply { request: request.request, outcome: outcome.clone() };
@@ -282,6 +287,23 @@ impl Proxy {
         }
         lane.waiting.insert(order.sequence, transaction);
         self.drain_lane(cx, client, order.lane);
+    }
+
+    /// What waits in a lane for a place that was never taken, and that its client has given up, would wait for ever.
+    fn drop_given_up(&mut self, cx: &mut Cx<'_>, client: Endpoint) {
+        let state = self.door.clients.get_mut(&client).expect("the caller has just heard it");
+        let answered_below = state.answered_below;
+        if state.pending.first().is_none_or(|first| *first >= answered_below) {
+            return;
+        }
+        let mut given_up = Vec::new();
+        for lane in state.lanes.values_mut() {
+            let gone = lane.waiting.extract_if(.., |_, one| one.request.request < answered_below);
+            given_up.extend(gone.map(|(_, transaction)| transaction));
+        }
+        for transaction in given_up {
+            self.finish(cx, transaction, lane_broken());
+        }
     }
 
     /// Sends what has its turn to the gate, until one has to wait there.

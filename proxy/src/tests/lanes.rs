@@ -159,6 +159,56 @@ fn a_broken_lane_is_forgotten_when_nothing_of_it_can_come() {
 }
 
 #[test]
+fn a_broken_lane_is_remembered_while_one_given_up_is_on_its_way() {
+    let knobs = Knobs { batch_transactions_max: 1, heartbeat_ms: 10_000, ..Knobs::small() };
+    let mut world = World::serving(plan(1, &["", "m"], 1, 1), knobs, CALM, 1);
+    world.run_for(50);
+    let bad = CommitRequest { reads: points(&["k"]), read_version: RV, ..append(1, "too old") };
+    let asked = world.sent["Resolve"];
+    world.send(client(0), 0, in_lane(bad, 1, 0));
+    while world.status(0).batches.is_empty() {
+        assert!(world.step_until(world.now.plus(Duration::from_millis(10))));
+    }
+    world.send(client(0), 0, in_lane(append(2, "behind it"), 1, 1));
+    while world.sent["Resolve"] == asked {
+        assert!(world.step_until(world.now.plus(Duration::from_millis(10))));
+    }
+    // The first one is on its way to the resolvers; the second one gets no verdict for a long time.
+    assert_eq!((world.sent["Resolve"], world.status(0).batches.len()), (asked + 2, 2));
+    let slow = world.plan.resolvers[1].resolver;
+    world.cut.push((None, Some(slow), "Resolve"));
+    world.run_for(100);
+    assert_eq!(codes(&world, [1]), [Some(Code::TooOld)]);
+    assert_eq!(world.outcome(client(0), RequestId(2)), None);
+    // The client gives it up and goes on.
+    for number in 3..6 {
+        let next = CommitRequest { answered_below: RequestId(number), ..append(number, "x") };
+        world.send(client(0), 0, next);
+        world.run_for(10);
+    }
+    world.cut.clear();
+    world.run_for(500);
+    let blocks = world.logs[0].versions.values().flat_map(|(_, blocks)| blocks);
+    let count = blocks.filter(|block| block.stream == STREAM).count();
+    assert_eq!(count, 3, "nothing behind the first of the lane commits");
+    assert_eq!(world.status(0).pending_count, 0);
+}
+
+#[test]
+fn what_waits_in_a_lane_and_was_given_up_is_given_back() {
+    let mut world = World::serving(one(), Knobs::small(), CALM, 1);
+    // Request 1, the first of the lane, never comes.
+    world.send(client(0), 0, in_lane(append(2, "x"), 1, 1));
+    world.send(client(0), 0, in_lane(append(3, "x"), 1, 2));
+    world.run_for(50);
+    assert_eq!(world.status(0).pending_count, 2);
+    let next = CommitRequest { answered_below: RequestId(4), ..append(4, "x") };
+    assert!(matches!(world.settle(client(0), 0, &next), CommitOutcome::Committed { .. }));
+    let status = world.status(0);
+    assert_eq!((status.pending_count, status.bytes), (0, 0));
+}
+
+#[test]
 fn a_lane_breaks_even_when_its_client_has_gone() {
     let knobs = Knobs { batch_transactions_max: 1, ..Knobs::small() };
     let mut world = World::serving(one(), knobs, CALM, 1);
