@@ -189,15 +189,6 @@ impl Cluster {
         (number, channel.outstanding.first_key_value().map_or(number, |(first, _)| *first))
     }
 
-    /// The number below which all commit requests are answered or given up.
-    pub(super) fn answered_below(&self, proxy: Endpoint) -> RequestId {
-        let channel = self.links.get(&proxy.node).and_then(|link| link.channels.get(&proxy.role));
-        channel.map_or(RequestId::ZERO, |channel| {
-            let first = channel.outstanding.first_key_value().map(|(first, _)| *first);
-            first.unwrap_or(RequestId(channel.last + 1))
-        })
-    }
-
     /// Takes the answer to a commit request, or gives the request up: which commit was it?
     pub(super) fn settle_commit(&mut self, proxy: Endpoint, number: RequestId) -> Option<Key> {
         let channel = self.links.get_mut(&proxy.node)?.channels.get_mut(&proxy.role)?;

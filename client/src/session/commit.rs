@@ -101,6 +101,9 @@ enum Phase {
 struct Sent {
     proxy: Endpoint,
     number: RequestId,
+    /// As it was first sent: a copy that said more would make the proxy forget lanes of which something is still on
+    /// its way.
+    answered_below: RequestId,
     /// The newest epoch that was known when the request was first sent.
     epoch: Epoch,
     since: Time,
@@ -304,7 +307,7 @@ impl Session {
         }
         let request = commit.request(number, answered_below);
         let wait = Duration::from_millis(cx.knobs.retransmit_ms);
-        let sent = Sent { proxy, number, epoch, since: cx.now, wait };
+        let sent = Sent { proxy, number, answered_below, epoch, since: cx.now, wait };
         commit.phase = if is_fence { Phase::FenceSent(sent) } else { Phase::Sent(sent) };
         commit.fenced |= is_fence;
         cx.send(proxy, epoch, request);
@@ -347,7 +350,7 @@ impl Session {
             self.suspect(sent.proxy);
             return self.handle_lost(cx, vec![key]);
         }
-        let request = commit.request(sent.number, self.cluster.answered_below(sent.proxy));
+        let request = commit.request(sent.number, sent.answered_below);
         if let Phase::Sent(sent) | Phase::FenceSent(sent) = &mut commit.phase {
             sent.wait *= 2;
         }
@@ -426,6 +429,10 @@ impl Session {
                 let may_be_id = commit.has_callers_id() || commit.fenced;
                 let is_id = !commit.pinned || (on_id && may_be_id);
                 if commit.request.id.is_some() && is_id {
+                    // The proxy has ended the lane, whatever the log says of this one.
+                    if let Some(lane) = commit.lane {
+                        self.break_lane(cx, lane);
+                    }
                     return self.find_id(cx, key, version);
                 }
                 let reports = commit.request.report_conflicts;
@@ -664,6 +671,8 @@ impl Session {
         reply: Reply,
     ) {
         let passes = match &reply {
+            // It does not know yet that the version is committed: nothing has been trimmed for that.
+            Reply::Message(Message::Pulled(pulled)) => pulled.through < found.position.version,
             Reply::Message(_) => false,
             Reply::Refused(refusal) => refusal.code().class() == Class::Wait,
             Reply::Lost => true,
@@ -673,10 +682,10 @@ impl Session {
         }
         if let Reply::Message(Message::Pulled(pulled)) = reply
             && pulled.versions.first().is_some_and(|first| first.version == found.position.version)
-            && let [entry] = pulled.blocks[..pulled.versions[0].block_count as usize]
+            && let Some([entry]) = pulled.blocks.get(..pulled.versions[0].block_count as usize)
             && let Some(body) = pulled.payload.slice(0, entry.bytes as usize)
         {
-            found.sections[place].base_offset = offset_in(found.position, &entry, &body);
+            found.sections[place].base_offset = offset_in(found.position, entry, &body);
         }
         self.locate(cx, key, found, place + 1);
     }

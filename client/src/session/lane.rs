@@ -205,9 +205,8 @@ impl Session {
             return self.complete_owner(cx, owner, result);
         };
         let failed = result.is_err();
-        if failed {
-            found.unsent.retain(|unsent| *unsent != key);
-        }
+        // One that was found by its id has its answer without having been sent.
+        found.unsent.retain(|unsent| *unsent != key);
         let element = found.elements.iter_mut().find(|element| element.key == key);
         element.expect("every element has a place").result = Some(result);
         if failed && !found.is_broken {

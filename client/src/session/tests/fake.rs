@@ -83,6 +83,8 @@ pub(super) struct Fake {
     /// Damages the next block that is pulled, or skips a version.
     pub(super) flip: u32,
     pub(super) skip: bool,
+    /// So many pulls are answered by servers that don't know yet what is committed.
+    pub(super) lagging: u32,
     pub(super) done: Vec<Completion>,
     pub(super) commit_requests: u64,
     /// Seen on the wire, for scripted tests: the name of each message to the cluster.
@@ -120,6 +122,7 @@ impl Fake {
             lose: Vec::new(),
             flip: 0,
             skip: false,
+            lagging: 0,
             done: Vec::new(),
             commit_requests: 0,
             seen: Vec::new(),
@@ -251,6 +254,11 @@ impl Fake {
     /// From the next commit on, proxies take and never answer, until the epoch ends.
     pub(super) fn withhold(&mut self) {
         self.withheld.get_or_insert((self.version.plus(1), Vec::new()));
+    }
+
+    /// The newest version.
+    pub(super) const fn newest(&self) -> Version {
+        self.version
     }
 
     fn known_committed(&self) -> Version {
@@ -501,7 +509,10 @@ impl Fake {
             assert!(Self::holds(to.node, *stream), "{} does not hold {stream}", to.node);
         }
         let (mut versions, mut blocks, mut payload) = (Vec::new(), Vec::new(), Payload::new());
-        let mut through = self.known_committed().max(pull.after);
+        let is_lagging = self.lagging > 0;
+        self.lagging = self.lagging.saturating_sub(1);
+        let known = if is_lagging { Version::ZERO } else { self.known_committed() };
+        let mut through = known.max(pull.after);
         for entry in &self.log {
             if entry.version <= pull.after || entry.version > through {
                 continue;

@@ -51,7 +51,13 @@ fn read_version(fake: &mut Fake) -> Version {
 
 /// Somebody else writes a key, or uses an id.
 fn elsewhere(fake: &mut Fake, key: &[u8], id: Option<IdempotencyId>) -> Version {
-    let read_version = read_version(fake);
+    read_version(fake);
+    elsewhere_now(fake, key, id)
+}
+
+/// The same while nothing that is on its way gets on.
+fn elsewhere_now(fake: &mut Fake, key: &[u8], id: Option<IdempotencyId>) -> Version {
+    let read_version = fake.newest();
     let outcome = fake.commit_directly(&CommitRequest {
         request: RequestId(1),
         answered_below: RequestId(1),
@@ -108,6 +114,26 @@ fn a_commit_that_was_taken_is_found_after_the_connection_broke() {
     assert_eq!(found.offsets, [(A, Some(Offset(0))), (B, Some(Offset(0)))]);
     assert_eq!(fake.log.len(), 1);
     assert!(fake.marks.contains(&Mark::UnknownCommitted));
+}
+
+#[test]
+fn offsets_that_a_log_server_does_not_know_yet_are_not_taken_for_trimmed() {
+    let mut fake = Fake::connected(2);
+    read_version(&mut fake);
+    let mut transaction = Transaction::new();
+    // More than one log server can hold.
+    let streams: Vec<StreamId> = (16..24).map(StreamId).collect();
+    for stream in &streams {
+        transaction.append(*stream, "x");
+    }
+    commit(&mut fake, 1, transaction);
+    fake.tick();
+    break_connections(&mut fake);
+    fake.lagging = 2;
+    let found = committed(&mut fake, 1);
+    assert_eq!(fake.lagging, 0, "somebody was asked for offsets");
+    let expected: Vec<_> = streams.into_iter().map(|stream| (stream, Some(Offset(0)))).collect();
+    assert_eq!(found.offsets, expected);
 }
 
 #[test]
@@ -255,6 +281,42 @@ fn a_lane_keeps_its_order_and_breaks_at_the_first_failure() {
     fake.drive(|session, cx| session.commit_ordered(cx, CallId(5), lane, line()));
     assert_eq!(error(&mut fake, 5).code(), Code::LaneBroken);
     assert_eq!(fake.log.iter().filter(|entry| !entry.sections.is_empty()).count(), 2);
+}
+
+#[test]
+fn what_a_lane_need_not_send_holds_up_nothing_behind_it() {
+    let mut fake = Fake::connected(10);
+    let mut known = line();
+    known.idempotency_id(ID);
+    commit(&mut fake, 1, known.clone());
+    let first = committed(&mut fake, 1);
+    let lane = fake.session.open_lane().unwrap();
+    for (call, transaction) in [(2, line()), (3, known), (4, line())] {
+        fake.drive(|session, cx| session.commit_ordered(cx, CallId(call), lane, transaction));
+    }
+    committed(&mut fake, 2);
+    assert_eq!(committed(&mut fake, 3), first, "looked up");
+    committed(&mut fake, 4);
+}
+
+#[test]
+fn a_lane_sends_nothing_behind_a_conflict_that_is_being_looked_into() {
+    let mut fake = Fake::connected(10);
+    let lane = fake.session.open_lane().unwrap();
+    read_version(&mut fake);
+    let mut used = line();
+    used.fresh_idempotency_id(ID);
+    fake.drive(|session, cx| session.commit_ordered(cx, CallId(1), lane, used));
+    let version = elsewhere_now(&mut fake, b"z", Some(ID));
+    fake.lose = vec!["IdFound"];
+    while count(&fake, "FindId") == 0 {
+        assert!(fake.tick());
+    }
+    let sent = fake.commit_requests;
+    fake.drive(|session, cx| session.commit_ordered(cx, CallId(2), lane, line()));
+    assert_eq!(error(&mut fake, 2).code(), Code::LaneBroken);
+    assert_eq!(committed(&mut fake, 1).position.version, version);
+    assert_eq!(fake.commit_requests, sent, "the proxy has ended the lane");
 }
 
 #[test]
