@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
 use client::face::{Client, ConnectOptions};
 use common::StreamId;
 use common::quic::tls::{ClientTls, DEVELOPMENT_NAME, Development, Identity};
 
+use super::exit::Failure;
 use super::serve::ADDRESS_FILE;
 use crate::host::development_tls;
 
@@ -50,11 +51,13 @@ impl ConnectArgs {
             return Ok(self.connect.clone());
         }
         let Some(directory) = &self.dir else {
-            bail!("say where the cluster is: --connect HOST:PORT or --dir DIR");
+            let what = "say where the cluster is: --connect HOST:PORT or --dir DIR";
+            return Err(Failure::usage(what).into());
         };
         let file = directory.join(ADDRESS_FILE);
-        let address = std::fs::read_to_string(&file)
-            .with_context(|| format!("no node serves on {}", directory.display()))?;
+        let address = std::fs::read_to_string(&file).map_err(|error| {
+            Failure::unavailable(format!("no node serves on {}: {error}", directory.display()))
+        })?;
         Ok(vec![address.trim().to_owned()])
     }
 
@@ -73,7 +76,9 @@ impl ConnectArgs {
             (None, Some(directory)) => development(directory)?
                 .with_context(|| format!("no certificate in {}", directory.display()))?
                 .client(),
-            (None, None) => bail!("say whom to trust: --tls-ca FILE or --dir DIR"),
+            (None, None) => {
+                return Err(Failure::usage("say whom to trust: --tls-ca FILE or --dir DIR").into());
+            }
         };
         if let (Some(certificate), Some(key)) = (&self.tls_cert, &self.tls_key) {
             tls.identity = Some(Identity { certificate: certificate.clone(), key: key.clone() });
@@ -89,10 +94,11 @@ impl ConnectArgs {
     /// # Errors
     /// When it is not said where, or nobody answers.
     pub(crate) async fn open(&self) -> Result<Client> {
+        let addresses = self.addresses()?;
         let mut options = ConnectOptions::new(PathBuf::new());
         options.tls = self.tls()?;
         options.connect_timeout = Duration::from_secs(self.connect_seconds);
-        Ok(Client::connect(self.addresses()?, options).await?)
+        Ok(Client::connect(addresses, options).await?)
     }
 }
 

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use common::{Class, Code};
 
-/// How a command ended; 2 is the command line parser's own.
+/// How a command ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Exit {
@@ -12,6 +12,8 @@ pub(crate) enum Exit {
     Done = 0,
     /// The answer is no: a wrong row, a conflict, a finding.
     No = 1,
+    /// The command line is wrong; the parser says so, too.
+    Usage = 2,
     /// The request is refused as it is: fix it.
     Refused = 3,
     /// Not now: no server, no serving epoch, overloaded, disk full. Try again.
@@ -24,8 +26,37 @@ pub(crate) enum Exit {
     Failed = 70,
 }
 
-/// The list that `--help` ends with.
+/// A failure of the command line's own, which knows its exit code.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}")]
+pub(crate) struct Failure {
+    /// How the command ends.
+    pub(crate) exit: Exit,
+    what: String,
+}
+
+impl Failure {
+    /// The command line is wrong.
+    pub(crate) fn usage(what: impl Into<String>) -> Self {
+        Self { exit: Exit::Usage, what: what.into() }
+    }
+
+    /// The request is wrong.
+    pub(crate) fn refused(what: impl Into<String>) -> Self {
+        Self { exit: Exit::Refused, what: what.into() }
+    }
+
+    /// It may work later.
+    pub(crate) fn unavailable(what: impl Into<String>) -> Self {
+        Self { exit: Exit::Unavailable, what: what.into() }
+    }
+}
+
+/// What `--help` ends with.
 pub(crate) const HELP: &str = "\
+Example:
+  millrace quickstart -o json
+
 Exit codes:
   0   done
   1   the answer is no: a wrong row, a conflict, a finding of verify

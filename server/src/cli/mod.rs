@@ -48,18 +48,21 @@ enum Verb {
     /// Runs transactions from a script.
     Txn(txn::TxnArgs),
     /// Creates, lists, describes and trims streams.
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example:\n  millrace stream create orders --dir ./data")]
     Stream(stream::StreamVerb),
     /// Tells how a node stands.
     Status(stream::StatusArgs),
     /// Looks into a log directory, offline.
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example:\n  millrace inspect verify ./data")]
     Inspect(inspect::InspectVerb),
     /// Brings an upstream's changes into streams, exactly once.
-    #[command(subcommand)]
+    #[command(
+        subcommand,
+        after_help = "Example:\n  millrace ingest wal2json changes.jsonl.zst --dir ./data"
+    )]
     Ingest(ingest::IngestVerb),
     /// Measures.
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example:\n  millrace bench append --clients 1,64")]
     Bench(bench::BenchVerb),
     /// Lists the knobs and their defaults.
     #[command(after_help = "Example:\n  millrace knobs -o json")]
@@ -122,6 +125,9 @@ fn is_interruption(error: &anyhow::Error) -> bool {
 }
 
 fn exit_of(error: &anyhow::Error) -> Exit {
+    if let Some(failure) = error.downcast_ref::<exit::Failure>() {
+        return failure.exit;
+    }
     if let Some(error) = error.downcast_ref::<client::Error>() {
         return Exit::of(error.code());
     }

@@ -3,14 +3,14 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use clap::{Args, ValueEnum};
 use common::Knobs;
 use common::quic::tls::{Identity, ServerTls};
 use logserver::driver::{Barrier, EngineKind, Options as DriverOptions};
 use serde_json::json;
 
-use super::exit::Exit;
+use super::exit::{Exit, Failure};
 use super::output::{Output, complain};
 use crate::host::{Host, HostOptions};
 
@@ -92,9 +92,11 @@ impl ServeArgs {
         }
         for (name, value) in &self.knobs {
             if !knobs.set(name, *value) {
-                bail!("no knob {name:?}; `millrace knobs` lists them");
+                let what = format!("no knob {name:?}; `millrace knobs` lists them");
+                return Err(Failure::usage(what).into());
             }
         }
+        knobs.check().map_err(Failure::usage)?;
         let tls = match (&self.tls_cert, &self.tls_key) {
             (Some(certificate), Some(key)) => Some(ServerTls {
                 identity: Identity { certificate: certificate.clone(), key: key.clone() },
@@ -126,18 +128,19 @@ impl ServeArgs {
 }
 
 fn read_config(path: &Path, knobs: &mut Knobs) -> Result<()> {
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    let config: toml::Table = text.parse().with_context(|| path.display().to_string())?;
+    let wrong = |what: String| Failure::usage(format!("{}: {what}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    let config: toml::Table =
+        text.parse().map_err(|error: toml::de::Error| wrong(error.to_string()))?;
     for (section, value) in config {
         let Some(table) = value.as_table().filter(|_| section == "knobs") else {
-            bail!("{}: unknown key {section:?}", path.display());
+            return Err(wrong(format!("unknown key {section:?}")).into());
         };
         for (name, value) in table {
             let number = value.as_integer().and_then(|number| u64::try_from(number).ok());
-            let number =
-                number.with_context(|| format!("{}: {name} is no number", path.display()))?;
+            let number = number.ok_or_else(|| wrong(format!("{name} is no number")))?;
             if !knobs.set(name, number) {
-                bail!("{}: no knob {name:?}", path.display());
+                return Err(wrong(format!("no knob {name:?}")).into());
             }
         }
     }

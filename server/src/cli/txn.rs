@@ -10,7 +10,7 @@ use common::{Code, IdempotencyId, Version};
 use serde_json::json;
 
 use super::connect::{ConnectArgs, block_on, find_stream};
-use super::exit::Exit;
+use super::exit::{Exit, Failure};
 use super::output::Output;
 
 /// Runs transactions from a script.
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &TxnArgs, output: Output) -> Result<Exit> {
             if line == "commit" {
                 exit = std::mem::take(&mut draft).commit(&client, output).await.with_context(at)?;
             } else {
-                draft.take(&client, line).await.with_context(at)?;
+                draft.take(&client, line).await.map_err(refused_unless_known).with_context(at)?;
             }
         }
         if draft.has_statements {
@@ -63,6 +63,14 @@ pub(crate) fn run(args: &TxnArgs, output: Output) -> Result<Exit> {
         client.close().await;
         Ok(exit)
     })
+}
+
+/// What the cluster has not said is wrong with the script.
+fn refused_unless_known(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast_ref::<client::Error>() {
+        Some(_) => error,
+        None => Failure::refused(format!("{error:#}")).into(),
+    }
 }
 
 #[derive(Default)]

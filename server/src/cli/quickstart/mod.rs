@@ -9,7 +9,7 @@ mod frontends;
 mod ingest;
 mod tpcb;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::Args;
@@ -19,7 +19,7 @@ use self::tpcb::Capture;
 use super::child::ChildNode;
 use super::connect::{ConnectArgs, block_on};
 use super::exit::Exit;
-use super::output::Output;
+use super::output::{Output, complain};
 
 /// Proves on real PostgreSQL DML what the log promises.
 #[derive(Args, Debug)]
@@ -33,12 +33,16 @@ pub(crate) struct QuickstartArgs {
     /// The rows that the database ended with: table,key,balance; plain or zstd.
     #[arg(long, value_name = "FILE", requires = "input")]
     expect: Option<PathBuf>,
-    /// Where the node keeps its data; a temporary directory when not given.
+    /// A new or empty directory for the node's data; a temporary one when not given.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// How many frontends execute the transactions at once.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
     frontends: u32,
+}
+
+fn is_fresh(directory: &Path) -> bool {
+    std::fs::read_dir(directory).map_or(true, |mut entries| entries.next().is_none())
 }
 
 /// Runs `quickstart`.
@@ -50,6 +54,11 @@ pub(crate) fn run(args: &QuickstartArgs, output: Output) -> Result<Exit> {
         (Some(input), Some(expect)) => Capture::open(input, expect)?,
         _ => Capture::sample()?,
     };
+    if let Some(directory) = args.dir.as_ref().filter(|directory| !is_fresh(directory)) {
+        // What an earlier run has left would be counted again.
+        complain(&format!("millrace: {} is not empty", directory.display()));
+        return Ok(Exit::Refused);
+    }
     let temporary = match &args.dir {
         Some(_) => None,
         None => Some(tempfile::Builder::new().prefix("millrace-quickstart-").tempdir()?),
