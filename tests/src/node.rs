@@ -179,9 +179,10 @@ impl Drop for Node {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if thread::panicking() {
+            let stderr = fs::read_to_string(stderr_file(&self.directory)).unwrap_or_default();
             #[expect(clippy::print_stderr, reason = "for whoever reads why a test failed")]
             {
-                eprintln!("the node's stderr:\n{}", self.stderr());
+                eprintln!("the node's stderr:\n{stderr}");
             }
         }
     }
