@@ -117,7 +117,7 @@ knobs! {
     pull_bytes_max = 4 << 20, 1 << 10 => 64 << 10;
     /// A pull waits for news at most this long, ms.
     pull_wait_ms_max = 10_000, 10 => 1000;
-    /// Streams in one pull or description, at most.
+    /// Streams in one transaction, pull or description, at most.
     pull_streams_max = 10_000, 16 => 64;
     /// Pushes that wait for their predecessor, at most.
     pushes_waiting_max = 1024, 4 => 64;

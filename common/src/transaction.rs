@@ -8,6 +8,8 @@
 //! FF 's' <id, 8 bytes>   conflict key of a stream's id
 //! ```
 
+use std::collections::BTreeSet;
+
 use crate::message::{CommitKind, CommitRequest};
 use crate::record::count_records;
 use crate::{
@@ -60,6 +62,13 @@ pub fn validate(request: &CommitRequest, knobs: &Knobs) -> Result<(), Refusal> {
     if request.kind != CommitKind::User && !request.sections.is_empty() {
         return Err(Refusal::new(Code::Malformed, "only a user's transaction has records"));
     }
+    // Each section costs a log server more than the bytes that are counted here: a batch of the largest
+    // transactions must fit a segment.
+    if request.sections.len() as u64 > knobs.pull_streams_max {
+        let detail =
+            format!("{} streams; the limit is {}", request.sections.len(), knobs.pull_streams_max);
+        return Err(Refusal::new(Code::LimitExceeded, detail));
+    }
     validate_sections(request)
 }
 
@@ -91,10 +100,10 @@ fn reaches_system_keys(range: KeyRange<'_>) -> bool {
 }
 
 fn validate_sections(request: &CommitRequest) -> Result<(), Refusal> {
-    let mut start = 0;
-    for (place, section) in request.sections.iter().enumerate() {
+    let (mut start, mut seen) = (0, BTreeSet::new());
+    for section in &request.sections {
         let stream = section.stream;
-        if request.sections[..place].iter().any(|earlier| earlier.stream == stream) {
+        if !seen.insert(stream) {
             return Err(Refusal::new(Code::Malformed, format!("{stream} has two sections")));
         }
         if stream.is_system() && stream != StreamId::CATALOG {
@@ -122,4 +131,48 @@ fn validate_sections(request: &CommitRequest) -> Result<(), Refusal> {
         return Err(Refusal::new(Code::Malformed, "bytes behind the last section"));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::BytesMut;
+
+    use super::*;
+    use crate::message::SectionEntry;
+    use crate::record::Record;
+    use crate::{RequestId, Version};
+
+    fn to_streams(streams: impl Iterator<Item = u64>) -> CommitRequest {
+        let (mut payload, mut sections) = (BytesMut::new(), Vec::new());
+        for stream in streams {
+            let record = Record::append("");
+            record.encode(&mut payload);
+            let (stream, bytes) = (StreamId(stream), record.encoded_bytes() as u32);
+            sections.push(SectionEntry { stream, record_count: 1, bytes });
+        }
+        CommitRequest {
+            request: RequestId(1),
+            answered_below: RequestId(1),
+            kind: CommitKind::User,
+            read_version: Version(0),
+            report_conflicts: false,
+            id: None,
+            lane: None,
+            reads: Ranges::default(),
+            writes: Ranges::default(),
+            sections,
+            payload: payload.freeze().into(),
+        }
+    }
+
+    #[test]
+    fn a_transaction_writes_to_so_many_streams_at_most_each_once() {
+        let knobs = Knobs::default();
+        let many = knobs.pull_streams_max;
+        assert_eq!(validate(&to_streams(16..16 + many), &knobs), Ok(()));
+        let code = |request| validate(&request, &knobs).unwrap_err().code();
+        assert_eq!(code(to_streams(16..17 + many)), Code::LimitExceeded);
+        assert_eq!(code(to_streams([16, 17, 16].into_iter())), Code::Malformed);
+        assert_eq!(code(to_streams([0].into_iter())), Code::SystemStream);
+    }
 }
