@@ -29,6 +29,11 @@ impl Node {
             return;
         }
         let Envelope { from, epoch, message, .. } = envelope;
+        // The roles trust each other; a client's mistake must not lock a log or end an epoch.
+        if from.role == Role::Client && !is_for_clients(&message) {
+            let why = (epoch, Code::Malformed);
+            return self.refuse(s, to.role, from, &message, why, "no message of a client");
+        }
         match to.role {
             Role::Node => self.handle_node_message(s, from, epoch, message),
             Role::LogServer => {
@@ -227,6 +232,22 @@ pub(crate) const fn role_cx<'a>(
     Cx { now: s.now, wall: s.wall, knobs: s.knobs, rng: s.rng, me: peer.endpoint(role), out }
 }
 
+/// Whether a client may say it.
+const fn is_for_clients(message: &Message) -> bool {
+    matches!(
+        message,
+        Message::CommitRequest(_)
+            | Message::ReadVersionRequest(_)
+            | Message::Pull(_)
+            | Message::Trim(_)
+            | Message::Describe(_)
+            | Message::FindId(_)
+            | Message::FindCluster(_)
+            | Message::Status(_)
+            | Message::Refused(_)
+    )
+}
+
 /// The request that a refusal of this message answers; 0 when it is no request of a client.
 const fn request_of(message: &Message) -> RequestId {
     match message {
@@ -239,5 +260,40 @@ const fn request_of(message: &Message) -> RequestId {
         Message::FindCluster(request) => request.request,
         Message::Status(request) => request.request,
         _ => RequestId::ZERO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use common::message::{Announce, Lock};
+    use common::{Knobs, NodeId, Prng, Time, WallTime};
+
+    use super::*;
+    use crate::NodeEvent;
+
+    #[test]
+    fn what_only_roles_may_say_is_refused_to_clients_in_their_epoch() {
+        let me = Peer { node: NodeId(1), incarnation: Incarnation(1) };
+        let (mut node, mut out, mut rng) = (Node::new(me, None), Vec::new(), Prng::new(1));
+        let knobs = Knobs::small();
+        let (now, wall) = (Time(1), WallTime(1));
+        let client = Peer { node: NodeId(9), incarnation: Incarnation(1) }.endpoint(Role::Client);
+        let announce = Announce { known_committed: common::Version(7) };
+        for message in [Message::from(Lock {}), announce.into()] {
+            let to = me.endpoint(Role::LogServer);
+            let envelope = Envelope { from: client, to, epoch: Epoch(99), message };
+            let mut s = Surroundings { now, wall, knobs: &knobs, rng: &mut rng, out: &mut out };
+            node.step(&mut s, NodeEvent::Message(envelope));
+        }
+        let refused: Vec<_> = out
+            .iter()
+            .map(|output| match output {
+                NodeOutput::Send(Envelope {
+                    to, epoch, message: Message::Refused(why), ..
+                }) => (*to, *epoch, why.refusal.code()),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(refused, [(client, Epoch(99), Code::Malformed); 2]);
     }
 }
