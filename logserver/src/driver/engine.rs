@@ -24,10 +24,10 @@ use super::ring::Ring;
 use super::staging::{RUN_BYTES_MAX, Staging, Write};
 
 /// Trials of each barrier at start-up.
-const PROBE_TRIALS: usize = 32;
+const PROBE_TRIALS: usize = 16;
 
-/// The probe ends early after this time: a busy machine need not be measured well.
-const PROBE_TIME_MAX: Duration = Duration::from_millis(250);
+/// The probe ends early after this time: every start pays for it, and a busy machine can not be measured well anyway.
+const PROBE_TIME_MAX: Duration = Duration::from_millis(50);
 
 /// Trials of each barrier below which the probe says nothing.
 const PROBE_TRIALS_MIN: usize = 3;

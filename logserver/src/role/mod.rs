@@ -63,6 +63,8 @@ pub struct LogServer {
     locked: Epoch,
     /// A lock or a recruitment that waits for the disk.
     takeover: Option<Takeover>,
+    /// A lock that came while the log was being opened, of the newest epoch: answered as soon as it is open.
+    early_lock: Option<(Endpoint, Epoch)>,
     pulls: Pulls,
     trims: Trims,
     ids: Ids,
@@ -77,6 +79,7 @@ impl LogServer {
             generation: None,
             locked: Epoch::ZERO,
             takeover: None,
+            early_lock: None,
             pulls: Pulls::default(),
             trims: Trims::default(),
             ids: Ids::default(),
@@ -106,6 +109,11 @@ impl LogServer {
             }
             Event::Register(_) => {}
             Event::PeerDown(peer) => self.pulls.forget(peer),
+        }
+        if self.log.is_open()
+            && let Some((leader, epoch)) = self.early_lock.take()
+        {
+            self.handle_lock(cx, leader, epoch);
         }
         self.take_pushes(cx);
         self.log.pump(cx);
@@ -164,7 +172,7 @@ impl LogServer {
 
     fn handle_message(&mut self, cx: &mut Cx<'_>, from: Endpoint, epoch: Epoch, message: Message) {
         if !self.log.is_open() {
-            return self.refuse_while_closed(cx, from, &message);
+            return self.hear_while_closed(cx, from, epoch, &message);
         }
         match message {
             Message::Push(push) => self.handle_push(cx, from, epoch, push),
@@ -185,9 +193,22 @@ impl LogServer {
         }
     }
 
-    /// Clients are told; roles send again until they are answered.
-    fn refuse_while_closed(&self, cx: &mut Cx<'_>, from: Endpoint, message: &Message) {
+    /// Clients are told, a lock waits, and whatever else roles ask they ask again.
+    fn hear_while_closed(
+        &mut self,
+        cx: &mut Cx<'_>,
+        from: Endpoint,
+        epoch: Epoch,
+        message: &Message,
+    ) {
         let request = match message {
+            Message::Lock(_) => {
+                let is_newer = self.early_lock.is_none_or(|(_, earlier)| epoch >= earlier);
+                if is_newer {
+                    self.early_lock = Some((from, epoch));
+                }
+                return;
+            }
             Message::Pull(pull) => pull.request,
             Message::Trim(trim) => trim.request,
             Message::Describe(describe) => describe.request,
