@@ -396,9 +396,9 @@ impl Session {
     }
 }
 
-/// Whether another log server would refuse as well.
+/// Whether it makes an error: another log server would refuse as well, or this one's copy is damaged.
 fn is_final(refusal: &Refusal) -> bool {
-    matches!(refusal.code().class(), Class::FixRequest | Class::Internal)
+    matches!(refusal.code().class(), Class::FixRequest | Class::Internal | Class::Corrupt)
 }
 
 impl Group {

@@ -83,6 +83,8 @@ pub(super) struct Fake {
     /// Damages the next block that is pulled, or skips a version.
     pub(super) flip: u32,
     pub(super) skip: bool,
+    /// So many pulls are refused, since the copy is damaged.
+    pub(super) rot: u32,
     /// So many pulls are answered by servers that don't know yet what is committed.
     pub(super) lagging: u32,
     pub(super) done: Vec<Completion>,
@@ -122,6 +124,7 @@ impl Fake {
             lose: Vec::new(),
             flip: 0,
             skip: false,
+            rot: 0,
             lagging: 0,
             done: Vec::new(),
             commit_requests: 0,
@@ -507,6 +510,11 @@ impl Fake {
     fn take_pull(&mut self, from: Endpoint, to: Endpoint, pull: &common::message::Pull) {
         for stream in &pull.streams {
             assert!(Self::holds(to.node, *stream), "{} does not hold {stream}", to.node);
+        }
+        if self.rot > 0 {
+            self.rot -= 1;
+            let refusal = Refusal::new(Code::Corrupt, "rot");
+            return self.reply(to, from, Refused { request: pull.request, refusal });
         }
         let (mut versions, mut blocks, mut payload) = (Vec::new(), Vec::new(), Payload::new());
         let is_lagging = self.lagging > 0;

@@ -405,6 +405,14 @@ fn a_gap_ends_a_pull_and_one_damaged_answer_does_not() {
     fake.flip = 0;
     assert_eq!(pull(&mut fake, 102, puller).unwrap_err(), error, "it stays where it is");
 
+    fake.rot = 1;
+    let puller = open(&mut fake, all());
+    assert!(pull(&mut fake, 106, puller).is_ok(), "the other replica has it");
+    fake.rot = 1000;
+    let puller = open(&mut fake, all());
+    assert_eq!(pull(&mut fake, 107, puller).unwrap_err().code(), Code::Corrupt);
+    fake.rot = 0;
+
     let third = fake.log[2].version;
     fake.skip = true;
     let puller = open(&mut fake, PullFrom::after(vec![A], third).expect(A, Offset(3)));
