@@ -53,6 +53,21 @@ struct Gathered {
     blocks: Vec<(StreamId, BlockRef)>,
 }
 
+impl Gathered {
+    /// What of it is below `version`, if there is any.
+    fn before(mut self, version: Version) -> Option<Self> {
+        assert!(
+            version <= self.through,
+            "{version} is no part of an answer through {}",
+            self.through
+        );
+        self.versions.retain(|kept| kept.version < version);
+        self.blocks.retain(|(_, block)| block.version < version);
+        self.through = version.minus_saturating(1);
+        (!self.blocks.is_empty()).then_some(self)
+    }
+}
+
 /// All pulls that are not answered.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pulls {
@@ -260,7 +275,12 @@ impl LogServer {
     fn serve(&mut self, cx: &mut Cx<'_>, from: Endpoint, pull: Pull) {
         let bytes_max = u64::from(pull.bytes_max).min(cx.knobs.pull_bytes_max);
         let limit = self.served_limit();
-        let answer = gather(&self.log, &pull, limit, bytes_max);
+        let limit =
+            if cx.planted(Plant::ServeUncommitted) { self.log.durable() } else { limit };
+        let mut answer = gather(&self.log, &pull, limit, bytes_max);
+        if cx.planted(Plant::ThroughTooFar) {
+            answer.through = limit.max(pull.after);
+        }
         assert!(
             answer.through >= pull.after && answer.blocks.iter().all(|(_, b)| b.version <= limit),
             "I11: {} to {} is served below {limit}",
@@ -341,7 +361,14 @@ impl LogServer {
                 let ReadFailure { stream, version, segment, what } = failure;
                 let detail = format!("{stream} at {version} in segment {segment}: {what}");
                 cx.note(Note::Warning { code: "corrupt_block", detail: detail.clone() });
-                self.refuse(cx, from, pull.request, Code::Corrupt, detail);
+                // What lies before the damage is served; the next pull ends at it.
+                match answer.before(version) {
+                    Some(answer) => {
+                        let id = self.log.read(cx, answer.blocks.clone());
+                        self.pulls.reading.insert(id, Reading { from, pull, answer });
+                    }
+                    None => self.refuse(cx, from, pull.request, Code::Corrupt, detail),
+                }
             }
         }
         if let Some((from, pull)) = self.pulls.queued.pop_front() {

@@ -1,12 +1,12 @@
 //! Rot, lost files, foreign files: named, never passed over in silence.
 
 use common::disk::File;
-use common::message::Announce;
+use common::message::{Announce, Message};
 use common::{Code, NodeId, Note, SegmentId, Version};
 
 use crate::LogServer;
 use crate::testing::MemoryDisk;
-use crate::testing::rig::{Rig, proxy, push};
+use crate::testing::rig::{Rig, proxy, push, versions};
 
 fn filled(seed: u64, count: u64) -> Rig {
     let mut rig = Rig::serving(seed);
@@ -73,6 +73,22 @@ fn a_block_that_rots_in_an_open_log_is_never_served() {
     for word in ["s17", "v10", "g1"] {
         assert!(refusal.detail.contains(word), "{}", refusal.detail);
     }
+}
+
+#[test]
+fn what_lies_before_a_rotten_block_is_served() {
+    let mut rig = filled(7, 30);
+    rig.disk.flip(File::Segment(SegmentId(1)), 5 * 20480 + 9000);
+    rig.pull(&[17], 0, u32::MAX, 0);
+    rig.settle();
+    let Some((_, _, Message::Pulled(pulled))) = rig.sent.pop() else { panic!("pulled") };
+    let (count, through) = (pulled.versions.len(), pulled.through);
+    assert!((3..8).contains(&count), "{count} versions");
+    assert_eq!(versions(&pulled), (1..=count as u64).map(|at| 10 * at).collect::<Vec<_>>());
+    assert!(through < Version(10 * (count as u64 + 1)), "{through}");
+    rig.pull(&[17], through.0, u32::MAX, 0);
+    rig.settle();
+    assert_eq!(rig.refusals().remove(0).code(), Code::Corrupt);
 }
 
 #[test]
