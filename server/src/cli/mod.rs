@@ -20,6 +20,7 @@ use serde_json::json;
 
 use self::exit::Exit;
 use self::output::{Form, Output, complain};
+use crate::register::RegisterError;
 
 /// A distributed, transactional write-ahead log.
 #[derive(Parser, Debug)]
@@ -130,6 +131,9 @@ fn exit_of(error: &anyhow::Error) -> Exit {
     }
     if let Some(error) = error.downcast_ref::<client::Error>() {
         return Exit::of(error.code());
+    }
+    if let Some(RegisterError::Corrupt { .. }) = error.downcast_ref() {
+        return Exit::Corrupt;
     }
     match error.downcast_ref::<client::face::ConnectError>() {
         Some(_) => Exit::Unavailable,
