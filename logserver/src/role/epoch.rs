@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use common::message::{EpochPlan, Locked, LogState, Recruit, Recruited, Serve};
-use common::{Code, Cx, Endpoint, Epoch, Mark, Note, Ordered, Role, Version};
+use common::{Code, Cx, Endpoint, Epoch, Mark, Note, Ordered, Plant, Role, Version};
 
 use super::LogServer;
 use super::push::{CheckedPush, Pusher};
@@ -28,7 +28,7 @@ pub(super) struct Generation {
     pub(super) pushers: BTreeMap<Endpoint, Pusher>,
     /// The highest durable version that the proxies were told.
     pub(super) announced: Version,
-    /// The highest version that a proxy of the epoch said is durable on all log servers.
+    /// The highest version that is known to be durable on all log servers.
     claimed: Version,
     /// Whether the generation is in the register: only then do its claims count (I10).
     confirmed: bool,
@@ -49,6 +49,11 @@ impl Generation {
 
     pub(super) const fn epoch(&self) -> Epoch {
         self.plan.epoch
+    }
+
+    /// Whether this is the epoch's only log server.
+    pub(super) fn is_alone(&self) -> bool {
+        self.plan.log_servers.len() == 1
     }
 
     /// Lets go of what can't be taken any more.
@@ -118,7 +123,9 @@ impl LogServer {
         if self.epoch() == epoch || recruiting {
             return;
         }
+        let kept = cx.planted(Plant::LockedPush).then(|| self.generation.clone());
         self.begin_takeover(from, epoch, None);
+        self.generation = kept.unwrap_or_else(|| self.generation.take());
     }
 
     pub(super) fn handle_recruit(&mut self, cx: &mut Cx<'_>, from: Endpoint, recruit: Recruit) {
@@ -173,9 +180,10 @@ impl LogServer {
         self.pulls.expect_anything();
     }
 
-    /// A proxy of the live epoch says that everything up to `version` is durable on all log servers.
+    /// Everything up to `version` is durable on all log servers of the live epoch: a proxy says so, or there are no
+    /// others.
     pub(super) fn raise_claim(&mut self, version: Version) {
-        let generation = self.generation.as_mut().expect("a proxy of the live epoch spoke");
+        let generation = self.generation.as_mut().expect("it is about the live epoch");
         generation.claimed = generation.claimed.max(version);
         if generation.confirmed {
             self.log.raise_known_committed(generation.claimed);

@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use common::message::{Announce, Confirm, Confirmed, Durable, Push, PushAck};
 use common::{
-    Code, Cx, Endpoint, Epoch, Mark, Note, Offer, Offset, Payload, RequestId, StreamId, Version,
+    Code, Cx, Endpoint, Epoch, Mark, Note, Offer, Offset, Payload, Plant, RequestId, StreamId,
+    Version,
 };
 
 use super::LogServer;
@@ -42,7 +43,8 @@ impl LogServer {
         epoch: Epoch,
         push: Push,
     ) {
-        if !self.is_accepting(epoch) {
+        let goes_on = cx.planted(Plant::LockedPush) && self.epoch() == epoch;
+        if !self.is_accepting(epoch) && !goes_on {
             return self.refuse_epoch(cx, from, epoch);
         }
         let generation = self.generation.as_ref().expect("is_accepting looked at it");
@@ -59,8 +61,11 @@ impl LogServer {
             }
         };
         self.raise_claim(push.known_committed);
-        let (version, previous) = (push.version, push.previous_version);
+        let (version, mut previous) = (push.version, push.previous_version);
         let generation = self.generation.as_mut().expect("is_accepting looked at it");
+        if cx.planted(Plant::HoleCounts) && version > generation.chain.at() {
+            previous = generation.chain.at();
+        }
         let pusher = generation.pushers.get_mut(&from).expect("it was looked at");
         pusher.answered = pusher.answered.max(push.answered);
         let answered = pusher.answered;
@@ -90,7 +95,7 @@ impl LogServer {
         while self.log.unflushed_bytes() < cx.knobs.unflushed_bytes_max {
             let Some((previous, version, checked)) = generation.chain.take_next() else { break };
             assert!(
-                self.locked <= epoch,
+                self.locked <= epoch || cx.planted(Plant::LockedPush),
                 "I8: {version} of {epoch} is taken under {}",
                 self.locked
             );
@@ -116,6 +121,11 @@ impl LogServer {
                     .collect(),
             });
             self.pulls.expect(version, push.blocks.iter().map(|block| block.stream));
+            if cx.planted(Plant::ReplyBeforeLogs) {
+                let acks = vec![PushAck { version, base_offsets: bases.clone() }];
+                let state = self.log.state();
+                cx.send(from, epoch, Durable { durable: version, acks, state });
+            }
             generation.pushers.entry(from).or_default().bases.insert(version, bases);
             if let Some(body) = id_body {
                 self.ids.enter(cx, version, push.commit_time, &body);
@@ -141,6 +151,10 @@ impl LogServer {
                 .range(fresh)
                 .map(|(version, bases)| PushAck { version: *version, base_offsets: bases.clone() });
             cx.send(*proxy, epoch, Durable { durable, acks: acks.collect(), state });
+        }
+        // All log servers of the epoch have it: consumers need not wait for a proxy to say so (I11).
+        if generation.is_alone() {
+            self.raise_claim(durable);
         }
     }
 

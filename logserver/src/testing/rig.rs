@@ -45,6 +45,8 @@ pub(crate) struct Rig {
     pub(crate) notes: Vec<Note>,
     pub(crate) marks: Vec<Mark>,
     pub(crate) halts: Vec<Halt>,
+    /// The other log server of the epochs, if there is one.
+    pub(crate) other: Option<Endpoint>,
     timers: BTreeMap<Timer, Time>,
 }
 
@@ -65,6 +67,7 @@ impl Rig {
             notes: Vec::new(),
             marks: Vec::new(),
             halts: Vec::new(),
+            other: Some(endpoint(2, Role::LogServer)),
             timers: BTreeMap::new(),
         };
         rig.run(|server, cx| server.open(cx));
@@ -203,7 +206,7 @@ impl Rig {
                 resolver: endpoint(7, Role::Resolver(0)),
                 begin: vec![],
             }],
-            log_servers: vec![self.me],
+            log_servers: [self.me].into_iter().chain(self.other).collect(),
             replication: 1,
         }
     }

@@ -161,6 +161,30 @@ fn an_epoch_that_is_not_in_the_register_commits_nothing_for_consumers() {
 }
 
 #[test]
+fn the_only_log_server_of_an_epoch_knows_what_is_committed() {
+    let mut rig = Rig::opened(14);
+    rig.other = None;
+    rig.recruit(1, 0);
+    rig.push(1, push(0, JUMP, &[(17, 2, 5)]));
+    rig.settle();
+    assert_eq!(rig.server.status().served, Version(0), "I10");
+    rig.serve(1, 0);
+    assert_eq!(versions(&rig.pulled(&[17], 0)), [JUMP]);
+    let (next, late) = (JUMP + 10, JUMP + 20);
+    rig.push(1, push(JUMP, next, &[(17, 1, 5)]));
+    assert_eq!(rig.server.status().served, Version(JUMP), "I7");
+    rig.settle();
+    assert_eq!(versions(&rig.pulled(&[17], JUMP)), [next]);
+    assert!(rig.notes.contains(&Note::KnownCommitted { version: Version(next) }));
+    // What a lock has overtaken is up to the next epoch.
+    rig.push(1, push(next, late, &[(17, 1, 5)]));
+    rig.send(leader(), 2, Lock {});
+    rig.settle();
+    let status = rig.server.status();
+    assert_eq!((status.durable, status.served), (Version(late), Version(next)), "I8");
+}
+
+#[test]
 fn a_newer_takeover_supersedes_one_that_waits() {
     let mut rig = Rig::serving(8);
     rig.push(1, push(0, 10, &[(17, 2, 5)]));
