@@ -37,8 +37,8 @@ use common::message::{
     CommitKind, CommitOutcome, CommitReply, CommitRequest, FoundId, FoundSection, IdFound, Message,
 };
 use common::{
-    Backoff, Class, Code, Cx, Endpoint, Epoch, IdempotencyId, Mark, Offset, Payload, Position,
-    Ranges, Refusal, RequestId, Time, Version,
+    Backoff, Class, Code, Cx, Endpoint, Epoch, IdempotencyId, Mark, Offset, Payload, Plant,
+    Position, Ranges, Refusal, RequestId, Time, Version,
 };
 
 use super::lane::{self, LaneId, Turn};
@@ -372,6 +372,13 @@ impl Session {
             if commit.request.id.is_none() {
                 let refusal = Refusal::new(Code::TimedOut, "no verdict, and no idempotency id");
                 self.finish_commit(cx, key, Err(Error::Unknown(refusal)));
+                continue;
+            }
+            if cx.planted(Plant::NewIdOnRetry) && matches!(commit.phase, Phase::Sent(_)) {
+                commit.request.id = Some(IdempotencyId(cx.rng.bytes16()));
+                commit.phase = Phase::Send;
+                self.alarms.clear(Item::Commit(key));
+                self.ready.insert(Item::Commit(key));
                 continue;
             }
             commit.phase = Phase::Fence;

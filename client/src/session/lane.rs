@@ -162,6 +162,22 @@ impl Session {
         true
     }
 
+    /// Takes in one that fails before it has begun.
+    pub(super) fn refuse_in_lane(
+        &mut self,
+        cx: &mut Cx<'_>,
+        lane: LaneId,
+        owner: Owner,
+        error: Error,
+    ) {
+        let key = self.key();
+        let Some(found) = self.lanes.get_mut(&lane) else {
+            return self.complete_owner(cx, owner, Err(error));
+        };
+        found.elements.push_back(Element { key, owner, result: None });
+        self.finish_in_lane(cx, lane, key, owner, Err(error));
+    }
+
     /// Whether the commit can go out, and where.
     pub(super) fn lane_proxy(&mut self, cx: &mut Cx<'_>, lane: LaneId, key: Key) -> Turn {
         let found = &self.lanes[&lane];

@@ -46,8 +46,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use common::message::{ClusterView, FindCluster, Message, Refused, StreamState};
 use common::{
-    Code, Cx, Endpoint, Epoch, Event, NodeId, Offset, Peer, Position, RequestId, Role, StreamId,
-    Time, Version, WallTime,
+    Code, Cx, Endpoint, Epoch, Event, NodeId, Offset, Peer, Plant, Position, RequestId, Role,
+    StreamId, Time, Version, WallTime,
 };
 
 pub use lane::LaneId;
@@ -319,18 +319,16 @@ impl Session {
         lane: Option<LaneId>,
     ) {
         match transaction.seal(cx.knobs) {
-            Err(error) => {
-                if let Some(lane) = lane {
-                    self.break_lane(cx, lane);
-                }
-                self.complete(call, Err(error));
-            }
+            Err(error) => self.refuse_call(cx, call, lane, error),
             Ok(sealed) => self.submit(cx, call, Task::Commit(Box::new(sealed), lane)),
         }
     }
 
     /// Asks for the newest version that every acknowledged commit is in (I4).
     pub fn read_version(&mut self, cx: &mut Cx<'_>, call: CallId) {
+        if let (true, Some((version, _))) = (cx.planted(Plant::CachedRead), self.newest) {
+            return self.complete(call, Ok(Answer::ReadVersion(version)));
+        }
         self.submit(cx, call, Task::ReadVersion);
     }
 
@@ -380,18 +378,27 @@ impl Session {
         };
         let (calls, bytes_max) = (self.waiting.len() as u64, cx.knobs.proxy_bytes_max);
         if calls >= calls_max || (self.bytes > 0 && self.bytes + bytes > bytes_max) {
-            if let Task::Commit(_, Some(lane)) = task {
-                self.break_lane(cx, lane);
-            }
+            let lane = if let Task::Commit(_, lane) = task { lane } else { None };
             let detail = format!(
                 "{calls} calls wait, of {calls_max}; {} bytes in flight, of {bytes_max}",
                 self.bytes
             );
-            return self.complete(call, Err(Error::new(Code::Overloaded, detail)));
+            return self.refuse_call(cx, call, lane, Error::new(Code::Overloaded, detail));
         }
         self.bytes += bytes;
         self.waiting.push_back(Waiting { call, submitted: cx.now, task });
         self.pump(cx);
+    }
+
+    /// A call that is not even begun: of a lane, it is answered behind the earlier ones all the same.
+    fn refuse_call(&mut self, cx: &mut Cx<'_>, call: CallId, lane: Option<LaneId>, error: Error) {
+        match lane {
+            Some(lane) => {
+                self.in_flight.insert(call);
+                self.refuse_in_lane(cx, lane, Owner::Call(call), error);
+            }
+            None => self.complete(call, Err(error)),
+        }
     }
 
     /// The shell has a fresh connection to a node; `me` is this client's new incarnation.

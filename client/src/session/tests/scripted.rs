@@ -300,6 +300,24 @@ fn what_a_lane_need_not_send_holds_up_nothing_behind_it() {
 }
 
 #[test]
+fn a_call_of_a_lane_that_is_not_even_begun_is_answered_in_its_turn() {
+    let mut fake = Fake::connected(10);
+    let lane = fake.session.open_lane().unwrap();
+    read_version(&mut fake);
+    let mut large = Transaction::new();
+    large.append(A, vec![0; fake.knobs.transaction_bytes_max as usize]);
+    for (call, transaction) in [(1, line()), (2, large), (3, line())] {
+        fake.drive(|session, cx| session.commit_ordered(cx, CallId(call), lane, transaction));
+    }
+    fake.settle();
+    let calls: Vec<u64> = fake.done.iter().map(|done| done.call.0).collect();
+    assert_eq!(calls, [1, 2, 3]);
+    committed(&mut fake, 1);
+    assert_eq!(error(&mut fake, 2).code(), Code::TransactionTooLarge);
+    assert_eq!(error(&mut fake, 3).code(), Code::LaneBroken);
+}
+
+#[test]
 fn a_lane_sends_nothing_behind_a_conflict_that_is_being_looked_into() {
     let mut fake = Fake::connected(10);
     let lane = fake.session.open_lane().unwrap();
