@@ -88,7 +88,8 @@ pub(super) struct Files {
     /// Spares that are becoming ready by recycling.
     recycling: BTreeSet<u32>,
     spare_number: u32,
-    /// The next id for a segment: above all that there ever were.
+    /// The next id for a segment. No file holds anything under it or a higher one: the newest segment of the log
+    /// stays, and what is newer and no part of the log is not made a spare (`Opening::used`).
     next_id: SegmentId,
     pub(super) state: LogState,
     /// Creating waits for the timer.
@@ -395,15 +396,16 @@ impl Log {
             let op = DiskOp::Rename { from: segment_file(id), to: File::Spare(number) };
             self.request(cx, Lane::Background, Purpose::Recycle(number), op);
         } else {
-            self.request(
-                cx,
-                Lane::Background,
-                Purpose::Remove,
-                DiskOp::Remove { file: segment_file(id) },
-            );
-            // Its space may be what a spare was missing.
-            self.files.is_waiting = false;
+            self.remove_segment(cx, id);
         }
+    }
+
+    /// Removes a file that no frame is needed of.
+    pub(super) fn remove_segment(&mut self, cx: &mut Cx<'_>, id: SegmentId) {
+        let op = DiskOp::Remove { file: segment_file(id) };
+        self.request(cx, Lane::Background, Purpose::Remove, op);
+        // Its space may be what a spare was missing.
+        self.files.is_waiting = false;
     }
 
     /// Removes spares that are more than were ever wanted.

@@ -219,6 +219,12 @@ impl MemoryDisk {
         self.files.get(&file).is_some_and(|state| !state.written.is_empty())
     }
 
+    /// What a reader would find.
+    #[must_use]
+    pub fn peek(&self, file: File, offset: u64, bytes: u64) -> Bytes {
+        self.files[&file].read(offset, bytes)
+    }
+
     /// Rot: changes one durable byte.
     pub fn flip(&mut self, file: File, at: u64) {
         let state = self.files.get_mut(&file).expect("the file exists");

@@ -13,7 +13,7 @@
 
 mod segments;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::Bytes;
 use common::disk::{DiskError, DiskOp, DiskOutput, File, Lane, PAGE_BYTES, padded};
@@ -56,6 +56,8 @@ pub(super) struct Opening {
     current: Option<SegmentId>,
     scan: Option<Scan>,
     torn_frames: u64,
+    /// Files that are no part of the log and yet hold something under their own id.
+    used: BTreeSet<SegmentId>,
     /// A torn end that the next segment must agree with.
     torn: Option<(SegmentId, String)>,
     /// Blocks of ids that are still to be read.
@@ -361,7 +363,14 @@ impl Log {
         self.phase = Phase::Open;
         assert_eq!(self.durable, self.last, "what was found is durable");
         for (id, found) in &opening.found {
-            if !self.segments.contains_key(id) {
+            if self.segments.contains_key(id) {
+                continue;
+            }
+            // The id will be given out again when no higher one is left. What the file holds under it would then
+            // count, if the file became that very segment.
+            if opening.used.contains(id) {
+                self.remove_segment(cx, *id);
+            } else {
                 self.retire(cx, *id, found.file_bytes);
             }
         }

@@ -408,7 +408,13 @@ impl Log {
             cx.mark(Mark::FooterMissing);
             self.warn_of_header(cx, id);
         }
-        match scan.scanner.finish() {
+        let end = scan.scanner.finish();
+        let opening = self.opening();
+        let is_used = opening.found[&id].header.is_some() || matches!(end, ScanEnd::Torn { .. });
+        if !has_frames && is_used {
+            opening.used.insert(id);
+        }
+        match end {
             ScanEnd::Whole { .. } => {}
             ScanEnd::Torn { offset, sequence, frames_cut } => {
                 cx.mark(Mark::TornTail);

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use common::disk::File;
+use common::disk::{File, PAGE_BYTES};
 use common::message::{Announce, Message, Trim};
-use common::{Mark, Note, Offset, Prng, RequestId, StreamId, Version};
+use common::{Mark, Note, Offset, Prng, RequestId, SegmentId, StreamId, Version};
 
 use crate::Standing;
+use crate::format::segment::SegmentHeader;
 use crate::testing::rig::{JUMP, Rig, body, client, proxy, push, push_of};
 
 const STREAMS: [u64; 3] = [17, 18, 40];
@@ -375,4 +376,27 @@ fn what_kills_left_in_the_cache_is_synced_before_anything_is_promised_on_it() {
         }
     }
     assert!(sealed > 10 && metas_left > 10, "{sealed} footers found, {metas_left} slots unsynced");
+}
+
+/// The first group of a segment is torn, and the segment is no part of the log: its id is used again, its file
+/// must not be as it is.
+#[test]
+fn no_spare_holds_anything_under_an_id_that_may_come_again() {
+    let header = |rig: &Rig, file| {
+        let page = rig.disk.peek(file, 0, PAGE_BYTES);
+        SegmentHeader::decode(&page).ok().map(|header| header.segment)
+    };
+    let mut used = 0;
+    for seed in 0..60 {
+        let mut rig = Rig::serving(seed);
+        rig.push(1, push(0, 10, &[(17, 1, 9000)]));
+        rig.crash();
+        used += usize::from(header(&rig, File::Segment(SegmentId(1))).is_some());
+        rig.settle();
+        let is_empty = rig.server.status().durable == Version(0);
+        for (file, _) in rig.disk.files().filter(|(file, _)| matches!(file, File::Spare(_))) {
+            assert!(!is_empty || header(&rig, file).is_none(), "{file:?} in {seed}");
+        }
+    }
+    assert!(used > 10, "{used} segments were begun");
 }
