@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! tests/*.rs --> Node       a real `millrace serve` in a child process, on a real directory
-//!           `--> millrace() any other verb, run to its end
-//!           `--> Records    what a consumer finds in the log, through the client crate
+//!           |--> millrace() any other verb, run to its end
+//!           |--> Records    what a consumer finds in the log, through the client crate
+//!           |--> Frame      what is on the disk, by `millrace inspect`, and how to spoil it
 //!           `--> Peer       a QUIC connection that says what it likes
 //! ```
 //!
@@ -14,6 +15,7 @@
 
 mod binary;
 mod child;
+mod disk;
 mod node;
 mod peer;
 mod records;
@@ -22,7 +24,8 @@ use std::time::Duration;
 
 pub use binary::binary;
 pub use child::{Ended, millrace, millrace_with_stdin};
-pub use node::{Node, SMALL_FILES};
+pub use disk::{Frame, Place, copy, files, frames, segment_path};
+pub use node::{Node, SMALL_FILES, TINY_FILES};
 pub use peer::Peer;
 pub use records::{Found, Records};
 

@@ -24,6 +24,16 @@ pub const SMALL_FILES: &[&str] = &[
     "batch_bytes_max=262_144",
 ];
 
+/// Options of `serve` for segments of 256 KiB, which can be copied hundreds of times.
+pub const TINY_FILES: &[&str] = &[
+    "--knob",
+    "segment_bytes=262_144",
+    "--knob",
+    "transaction_bytes_max=65_536",
+    "--knob",
+    "batch_bytes_max=65_536",
+];
+
 /// A running `millrace serve`. It is killed when it is dropped.
 #[derive(Debug)]
 pub struct Node {
