@@ -1,6 +1,6 @@
 //! Knobs: every limit and interval, with its unit, its default and the range that the simulator draws from.
 
-use crate::Prng;
+use crate::{Plants, Prng};
 
 /// LIFE in versions, at most: how long after its read version a transaction can commit.
 pub const LIFE_VERSIONS_MAX: u64 = 5_000_000;
@@ -18,11 +18,13 @@ macro_rules! knobs {
         #[derive(Clone, PartialEq, Eq, Debug, Hash)]
         pub struct Knobs {
             $($(#[$doc])* pub $name: u64,)*
+            /// Bugs that the simulator has switched on; see [`Cx::planted`](crate::Cx::planted).
+            pub plants: Plants,
         }
 
         impl Default for Knobs {
             fn default() -> Self {
-                Self { $($name: $default),* }
+                Self { $($name: $default,)* plants: Plants::NONE }
             }
         }
 

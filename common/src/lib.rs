@@ -28,6 +28,7 @@ mod note;
 mod ordered;
 mod payload;
 pub mod placement;
+mod plant;
 mod prng;
 #[cfg(feature = "quic")]
 pub mod quic;
@@ -52,6 +53,7 @@ pub use message::Message;
 pub use note::Note;
 pub use ordered::{Offer, Ordered};
 pub use payload::Payload;
+pub use plant::{Plant, Plants};
 pub use prng::Prng;
 pub use range::{KeyRange, RangeEnd, RangeError, Ranges};
 pub use time::{Time, WallTime};

@@ -19,7 +19,7 @@ use crate::mark::Mark;
 use crate::message::Message;
 use crate::note::Note;
 use crate::register::{RegisterAnswer, RegisterRequest};
-use crate::{Endpoint, Epoch, Knobs, Peer, Prng, Time, WallTime};
+use crate::{Endpoint, Epoch, Knobs, Peer, Plant, Prng, Time, WallTime};
 
 /// A timer of a machine; each machine numbers its own.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -145,6 +145,12 @@ impl Cx<'_> {
     /// Tells what happened.
     pub fn note(&mut self, note: Note) {
         self.out.push(Output::Note(note));
+    }
+
+    /// Whether a planted bug is on: never, but in the simulator.
+    #[must_use]
+    pub const fn planted(&self, plant: Plant) -> bool {
+        cfg!(feature = "plants") && self.knobs.plants.has(plant)
     }
 
     /// Says that a rare branch was taken.
