@@ -31,7 +31,7 @@ use common::message::{
     CommitKind, CommitOutcome, CommitReply, CommitRequest, LaneOrder, LogState, Refused,
 };
 use common::transaction::{request_bytes, validate};
-use common::{Code, Cx, Endpoint, Mark, Peer, Refusal, RequestId, Role};
+use common::{Code, Cx, Endpoint, Mark, Peer, Plant, Refusal, RequestId, Role};
 
 use crate::batch::Transaction;
 use crate::catalog::Gate;
@@ -185,7 +185,9 @@ impl Proxy {
         client.hear(request.request, request.answered_below);
         self.drop_given_up(cx, from);
         let client = self.door.clients.get_mut(&from).expect("it has just been heard");
-        if let Some(outcome) = client.settled.get(&request.request) {
+        if let Some(outcome) = client.settled.get(&request.request)
+            && !cx.planted(Plant::ForgetOutcomes)
+        {
             cx.mark(Mark::CommitAgain);
             let reply = CommitReply { request: request.request, outcome: outcome.clone() };
             return cx.send(from, self.plan.epoch, reply);
@@ -345,6 +347,9 @@ impl Proxy {
         order: LaneOrder,
         request: RequestId,
     ) {
+        if cx.planted(Plant::LaneGoesOn) {
+            return;
+        }
         let Some(state) = self.door.clients.get_mut(&client) else { return };
         let lane = state.lanes.entry(order.lane).or_default();
         let is_lower = lane.broken.as_ref().is_none_or(|broken| order.sequence < broken.sequence);

@@ -5,7 +5,7 @@
 
 use core::time::Duration;
 
-use common::{Cx, Mark};
+use common::{Cx, Mark, Plant};
 
 use crate::batch::Phase;
 use crate::read_version::Asker;
@@ -13,7 +13,9 @@ use crate::{HEARTBEAT, Proxy, TICK};
 
 impl Proxy {
     pub(crate) fn arm_tick(&self, cx: &mut Cx<'_>) {
-        cx.arm_after(TICK, Duration::from_micros((cx.knobs.retransmit_ms * 500).max(1)));
+        let pause_us = (cx.knobs.retransmit_ms * 500).max(1);
+        let pause_us = if cx.planted(Plant::Storm) { 1 } else { pause_us };
+        cx.arm_after(TICK, Duration::from_micros(pause_us));
     }
 
     pub(crate) fn arm_heartbeat(&self, cx: &mut Cx<'_>) {

@@ -13,7 +13,7 @@
 
 use bytes::Bytes;
 use common::message::{Announce, CommitOutcome, Durable, LogState, Push, PushAck, PushBlock};
-use common::{Cx, Endpoint, NodeId, Offset, Payload, StreamId, Time, Version, placement};
+use common::{Cx, Endpoint, NodeId, Offset, Payload, Plant, StreamId, Time, Version, placement};
 
 use crate::Proxy;
 use crate::batch::{Pair, Phase};
@@ -144,6 +144,9 @@ impl Proxy {
         };
         assert!(answered < pair.version, "{answered} is behind {}", pair.version);
         let share = &pushed.servers[server];
+        if cx.planted(Plant::NoEmptyPush) && share.blocks.is_empty() {
+            return;
+        }
         let mut payload = Payload::new();
         share.blocks.iter().for_each(|block| payload.push(pushed.bodies[*block].clone()));
         let message = Push {
@@ -229,6 +232,18 @@ impl Proxy {
             let announce = Announce { known_committed: self.known_committed };
             cx.send(server.endpoint, self.plan.epoch, announce);
         }
+    }
+
+    /// The planted bug's idea of durable: one log server may be missing.
+    pub(crate) fn is_oldest_almost_durable(&self) -> bool {
+        let Some(oldest) = self.batches.front() else { return false };
+        let (Some(version), Some(pushed)) = (oldest.version(), &oldest.pushed) else {
+            return false;
+        };
+        let missing = self.silent_servers(pushed, version).count();
+        missing < self.log_servers.len()
+            && missing == 1
+            && pushed.base_offsets.iter().all(Option::is_some)
     }
 
     /// Whether the oldest batch is durable everywhere and all its blocks' places are known.

@@ -13,7 +13,8 @@ use std::collections::VecDeque;
 
 use common::message::{Confirm, Confirmed, ReadVersionReply, ReadVersionRequest, Refused};
 use common::{
-    Code, Cx, Endpoint, Gather, Gathered, Note, Peer, Refusal, RequestId, Role, Time, Version,
+    Code, Cx, Endpoint, Gather, Gathered, Note, Peer, Plant, Refusal, RequestId, Role, Time,
+    Version,
 };
 
 use crate::{Proxy, RETRY_AFTER_MS};
@@ -107,6 +108,13 @@ impl Proxy {
             Refusal::later(Code::Overloaded, detail, RETRY_AFTER_MS)
         } else {
             let (client, request) = (from, request.request);
+            if cx.planted(Plant::ReadUnproven) {
+                let version = self.known_committed;
+                return cx.send(client, self.plan.epoch, ReadVersionReply { request, version });
+            }
+            if let (true, Some(round)) = (cx.planted(Plant::StaleRound), &mut self.reads.round) {
+                return round.askers.push_back(Asker::Client { client, request, asked: cx.now });
+            }
             return self.reads.ask(Asker::Client { client, request, asked: cx.now });
         };
         self.refuse_read(cx, from, request.request, refusal);

@@ -17,7 +17,7 @@
 use common::message::{CommitOutcome, Resolve, ResolveTransaction, Resolved, Verdict};
 use common::transaction::{id_key, stream_id_key, stream_name_key};
 use common::{
-    Code, Cx, Endpoint, Gather, Gathered, KeyRange, Mark, RangeEnd, Ranges, Refusal, Version,
+    Code, Cx, Endpoint, Gather, Gathered, KeyRange, Mark, Plant, RangeEnd, Ranges, Refusal, Version,
 };
 
 use crate::Proxy;
@@ -111,7 +111,9 @@ impl Proxy {
 
     fn judge(&mut self, cx: &Cx<'_>, place: usize, version: Version) {
         let count = self.batches[place].transactions.len();
-        let failed: Vec<_> = (0..count).map(|index| self.combine(place, index, version)).collect();
+        let heard = if cx.planted(Plant::FirstVerdict) { 1 } else { usize::MAX };
+        let failed: Vec<_> =
+            (0..count).map(|index| self.combine(place, index, version, heard)).collect();
         let batch = &mut self.batches[place];
         for (transaction, failed) in batch.transactions.iter_mut().zip(failed) {
             // What was refused before it was resolved keeps its reason.
@@ -121,12 +123,18 @@ impl Proxy {
     }
 
     /// Yes iff all say yes. Too old counts before a conflict, as it does on a single resolver.
-    fn combine(&self, place: usize, index: usize, version: Version) -> Option<CommitOutcome> {
+    fn combine(
+        &self,
+        place: usize,
+        index: usize,
+        version: Version,
+        heard: usize,
+    ) -> Option<CommitOutcome> {
         let batch = &self.batches[place];
         let transaction = &batch.transactions[index];
         let resolution = batch.resolution.as_ref().expect("the batch has been resolved");
         let (mut is_conflict, mut ranges) = (false, Vec::new());
-        for (resolver, verdicts) in resolution.verdicts.answered() {
+        for (resolver, verdicts) in resolution.verdicts.answered().take(heard) {
             match &verdicts[index] {
                 Verdict::Committed => {}
                 Verdict::TooOld => return Some(CommitOutcome::TooOld { version }),

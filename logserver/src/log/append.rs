@@ -12,7 +12,9 @@
 use bytes::Bytes;
 use common::disk::{DiskOp, Lane, padded};
 use common::message::PushBlock;
-use common::{Cx, Epoch, Mark, Note, Offset, Payload, Sequence, StreamId, Version, WallTime};
+use common::{
+    Cx, Epoch, Mark, Note, Offset, Payload, Plant, Sequence, StreamId, Version, WallTime,
+};
 
 use super::index::BlockRef;
 use super::segments::Segment;
@@ -171,7 +173,8 @@ impl Log {
             last_epoch: self.tip.epoch,
             bytes: data.len() as u64,
         });
-        let op = DiskOp::Write { file: segment_file(id), offset, data, durable: true };
+        let durable = !cx.planted(Plant::AckBeforeSync);
+        let op = DiskOp::Write { file: segment_file(id), offset, data, durable };
         self.request(cx, Lane::Log, Purpose::Flush, op);
     }
 

@@ -15,7 +15,9 @@ use std::time::Duration;
 
 use common::disk::{DiskError, DiskOp, DiskOutput, File, Lane, PAGE_BYTES, padded};
 use common::message::LogState;
-use common::{Cx, Epoch, Mark, NodeId, Note, Payload, SegmentId, Sequence, StreamId, Version};
+use common::{
+    Cx, Epoch, Mark, NodeId, Note, Payload, Plant, SegmentId, Sequence, StreamId, Version,
+};
 
 use super::index::BlockRef;
 use super::{Log, LogEvent, Phase, Purpose, Tip, segment_file};
@@ -367,7 +369,9 @@ impl Log {
         let Some((newest, _)) = newest else { return };
         let newest = *newest;
         let goes = |segment: &Segment| {
-            segment.live_blocks == 0 && segment.readers == 0 && segment.seal == Seal::Sealed
+            (segment.live_blocks == 0 || cx.planted(Plant::RecycleLive))
+                && segment.readers == 0
+                && segment.seal == Seal::Sealed
         };
         let gone: Vec<SegmentId> = self
             .segments

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use common::message::{Pull, Pulled, PulledBlock, PulledVersion};
-use common::{Code, Cx, Endpoint, Mark, Note, Payload, Peer, StreamId, Time, Version};
+use common::{Code, Cx, Endpoint, Mark, Note, Payload, Peer, Plant, StreamId, Time, Version};
 
 use super::{LogServer, PULLS};
 use crate::log::index::BlockRef;
@@ -275,8 +275,7 @@ impl LogServer {
     fn serve(&mut self, cx: &mut Cx<'_>, from: Endpoint, pull: Pull) {
         let bytes_max = u64::from(pull.bytes_max).min(cx.knobs.pull_bytes_max);
         let limit = self.served_limit();
-        let limit =
-            if cx.planted(Plant::ServeUncommitted) { self.log.durable() } else { limit };
+        let limit = if cx.planted(Plant::ServeUncommitted) { self.log.durable() } else { limit };
         let mut answer = gather(&self.log, &pull, limit, bytes_max);
         if cx.planted(Plant::ThroughTooFar) {
             answer.through = limit.max(pull.after);

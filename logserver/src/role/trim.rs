@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use common::message::{Describe, Described, StreamState, Trim, Trimmed};
-use common::{Code, Cx, Endpoint, Note, Offset, RequestId, StreamId, Version};
+use common::{Code, Cx, Endpoint, Note, Offset, Plant, RequestId, StreamId, Version};
 
 use super::LogServer;
 
@@ -49,6 +49,11 @@ impl LogServer {
         }
         // What is not committed may still be replaced.
         let through = trim.through.min(self.served_limit());
+        let through = if cx.planted(Plant::TrimFurther) { self.served_limit() } else { through };
+        if cx.planted(Plant::TrimUnpersisted) {
+            self.answer_trim(cx, Some((from, trim.request)), trim.stream, through);
+            return self.begin_trim(cx, None, trim.stream, through);
+        }
         self.begin_trim(cx, Some((from, trim.request)), trim.stream, through);
     }
 

@@ -26,7 +26,9 @@ mod tests;
 use std::collections::BTreeMap;
 
 use common::message::{EpochPlan, Resolve, ResolveTransaction, Resolved, Verdict};
-use common::{Cx, Endpoint, Epoch, Event, Mark, Message, Note, Offer, Ordered, Role, Version};
+use common::{
+    Cx, Endpoint, Epoch, Event, Mark, Message, Note, Offer, Ordered, Plant, Ranges, Role, Version,
+};
 
 use crate::conflict::{Candidate, ConflictSet, Decided};
 
@@ -122,6 +124,10 @@ impl Resolver {
         let Some(replies) = self.replies.get_mut(&from) else { return };
         *replies = replies.split_off(&answered.plus(1));
 
+        let mut previous_version = previous_version;
+        if cx.planted(Plant::ResolveOutOfOrder) && version > self.chain.at() {
+            previous_version = self.chain.at();
+        }
         let is_next = previous_version == self.chain.at();
         let is_behind = version <= self.chain.at();
         if self.chain.waiting_count() as u64 >= cx.knobs.resolves_waiting_max
@@ -189,12 +195,24 @@ impl Resolver {
         }
         assert!(self.set.oldest() < version, "I5: oldest {} at {version}", self.set.oldest());
 
+        let (nothing, oldest) = (Ranges::default(), self.set.oldest());
+        let mut slips = |plant| cx.planted(plant) && cx.rng.chance(1, 20);
+        let slips: Vec<[bool; 2]> = transactions
+            .iter()
+            .map(|_| [slips(Plant::SkipReads), slips(Plant::ForgetWrites)])
+            .collect();
+        let ignores_too_old = cx.planted(Plant::IgnoreTooOld);
         let candidates: Vec<Candidate<'_>> = transactions
             .iter()
-            .map(|transaction| Candidate {
-                read_version: transaction.read_version,
-                reads: &transaction.reads,
-                writes: &transaction.writes,
+            .zip(&slips)
+            .map(|(transaction, [skips_reads, forgets_writes])| Candidate {
+                read_version: if ignores_too_old {
+                    transaction.read_version.max(oldest)
+                } else {
+                    transaction.read_version
+                },
+                reads: if *skips_reads { &nothing } else { &transaction.reads },
+                writes: if *forgets_writes { &nothing } else { &transaction.writes },
                 report_conflicts: transaction.report_conflicts,
             })
             .collect();

@@ -1,7 +1,7 @@
 //! Finding and Locking: who lives, and how far the old log reaches.
 
 use common::message::{FindCluster, Lock, Locked};
-use common::{Cx, Endpoint, FENCE_JUMP_VERSIONS, Gather, Gathered, NodeId, Role};
+use common::{Cx, Endpoint, FENCE_JUMP_VERSIONS, Gather, Gathered, NodeId, Plant, Role};
 
 use super::{Leader, Phase, recovery_version};
 use common::Version;
@@ -78,7 +78,15 @@ impl Leader {
             return cx.halt("log_lost", detail);
         }
         if locks.answer(from.node, locked) == Gathered::Enough {
-            let version = recovery_version(locks.answered().map(|(_, locked)| locked));
+            let mut version = recovery_version(locks.answered().map(|(_, locked)| locked));
+            if cx.planted(Plant::LeastKnown) {
+                let known = locks.answered().map(|(_, locked)| locked.known_committed);
+                version = known.min().unwrap_or(version);
+            }
+            if cx.planted(Plant::LongestLog) {
+                let ends = locks.answered().map(|(_, locked)| locked.durable);
+                version = ends.max().unwrap_or(version);
+            }
             self.recruit(cx, version);
         }
     }

@@ -1,7 +1,7 @@
 //! Proving and Announcing: the recovery transaction through the normal path, then the nodes may serve.
 
 use common::message::{CommitKind, CommitOutcome, CommitReply, CommitRequest, Serve};
-use common::{Cx, Endpoint, Gather, Gathered, Note, Payload, Ranges, Role};
+use common::{Cx, Endpoint, Gather, Gathered, Note, Payload, Plant, Ranges, Role};
 
 use super::{Leader, Phase};
 
@@ -42,6 +42,9 @@ impl Leader {
                     "the epoch began at {}, below its first version {first_version}",
                     position.version
                 );
+                if cx.planted(Plant::ServeUnwritten) {
+                    return self.announce(cx);
+                }
                 self.publish(cx);
             }
             outcome => {

@@ -1,7 +1,7 @@
 //! From Locking on: a peer of the plan that is gone, or lives anew, ends the epoch.
 
 use common::message::FindCluster;
-use common::{Cx, Endpoint, Peer, Role};
+use common::{Cx, Endpoint, Peer, Plant, Role};
 
 use super::lock::whoever;
 use super::{Leader, Phase};
@@ -16,6 +16,9 @@ impl Leader {
             *self.silent_ticks.entry(*node).or_insert(0) += 1;
         }
         self.ask_after_lives(cx);
+        if cx.planted(Plant::DeadRoleIgnored) {
+            return;
+        }
         if self.silent_ticks.values().any(|ticks| *ticks > SILENT_TICKS_MAX) {
             self.recover(cx, "node_silent");
         }
@@ -34,13 +37,15 @@ impl Leader {
     pub(super) fn note_alive(&mut self, cx: &mut Cx<'_>, from: Endpoint) {
         self.silent_ticks.insert(from.node, 0);
         let known = self.lives.get(&from.node).copied();
-        if self.is_past_finding() && known.is_some_and(|peer| peer != from.peer()) {
+        let is_ignored = cx.planted(Plant::DeadRoleIgnored);
+        if self.is_past_finding() && known.is_some_and(|peer| peer != from.peer()) && !is_ignored {
             self.recover(cx, "node_restarted");
         }
     }
 
     pub(super) fn handle_peer_down(&mut self, cx: &mut Cx<'_>, peer: Peer) {
-        if self.is_past_finding() && self.lives.get(&peer.node) == Some(&peer) {
+        let is_ignored = cx.planted(Plant::DeadRoleIgnored);
+        if self.is_past_finding() && self.lives.get(&peer.node) == Some(&peer) && !is_ignored {
             self.recover(cx, "node_down");
         }
     }

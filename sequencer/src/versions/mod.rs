@@ -26,7 +26,7 @@ use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
 
 use common::message::{EpochPlan, VersionReply, VersionRequest};
-use common::{Cx, Endpoint, Epoch, Event, Mark, Message, Note, Role, Time, Version};
+use common::{Cx, Endpoint, Epoch, Event, Mark, Message, Note, Plant, Role, Time, Version};
 
 /// Requests of one proxy that wait for an earlier one, at most.
 pub const REQUESTS_EARLY_MAX: usize = 1024;
@@ -135,6 +135,10 @@ impl Sequencer {
 
         if number <= asker.served {
             // A reply that is gone has been received, so that this is a late copy of the question.
+            if cx.planted(Plant::FreshPairAgain) {
+                let reply = self.assign(cx, number);
+                return cx.send(from, self.epoch, reply);
+            }
             if let Some(reply) = asker.replies.get(&number) {
                 cx.mark(Mark::VersionRequestAgain);
                 cx.send(from, self.epoch, *reply);
@@ -176,16 +180,29 @@ impl Sequencer {
     fn assign(&mut self, cx: &Cx<'_>, number: u64) -> VersionReply {
         let previous_version = self.last;
         let version = if previous_version == self.recovery_version {
-            self.first_version
+            if cx.planted(Plant::FirstVersionLow) {
+                previous_version.plus(1)
+            } else {
+                self.first_version
+            }
         } else {
             let elapsed = cx.now.since(self.last_at);
             let step_max = step_max(cx.knobs.life_versions);
             figure_version(previous_version, elapsed, cx.knobs.versions_per_second, step_max)
         };
         assert!(version > previous_version, "I1: {previous_version} -> {version}");
-        assert!(version >= self.first_version, "I5: {version} < RTV {}", self.first_version);
+        assert!(
+            version >= self.first_version || cx.planted(Plant::FirstVersionLow),
+            "I5: {version} < RTV {}",
+            self.first_version
+        );
         self.last = version;
         self.last_at = cx.now;
+        let previous_version = if cx.planted(Plant::ChainSkips) && number.is_multiple_of(50) {
+            self.recovery_version
+        } else {
+            previous_version
+        };
         VersionReply { number, previous_version, version, commit_time: cx.wall }
     }
 
