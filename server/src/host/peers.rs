@@ -152,6 +152,10 @@ impl Host {
         if is_lie || self.peers.by_peer.contains_key(&hello.peer) {
             return known.connection.close(CloseCode::IDENTITY, "that is somebody else");
         }
+        // Roles trust each other, so a node that nobody has vouched for must not be one.
+        if !hello.is_client {
+            return known.connection.close(CloseCode::IDENTITY, "this node knows no other nodes");
+        }
         known.peer = Some(hello.peer);
         known.is_client = hello.is_client;
         let reply = Hello {
