@@ -6,13 +6,15 @@ use std::time::Duration;
 use client::face::Client;
 use client::{Error, Transaction};
 use common::message::{
-    CommitKind, CommitOutcome, CommitRequest, Hello, Message, Pull, Push, SectionEntry, Status,
+    Announce, CommitKind, CommitOutcome, CommitRequest, Confirm, Hello, Lock, Message, Pull, Push,
+    Recruited, SectionEntry, Status, VersionRequest,
 };
 use common::quic::{CloseCode, Lane};
 use common::record::Record;
 use common::wire::{self, Envelope, FRAME_BYTES_MAX, PROTOCOL};
 use common::{
-    Code, Endpoint, Epoch, KeyRange, Payload, Ranges, RequestId, Role, StreamId, Version, WallTime,
+    Code, Endpoint, Epoch, KeyRange, NodeId, Payload, Ranges, RequestId, Role, StreamId, Version,
+    WallTime,
 };
 use tests::{HANG, Node, Peer, Records, SMALL_FILES, TINY_FILES, run};
 
@@ -196,8 +198,8 @@ fn frames_that_are_none_close_their_connection_and_nothing_else() {
         let mut next = async |said: &str, spoil: fn(Vec<u8>) -> Vec<u8>, greets: bool| {
             count += 1;
             let mut peer = match greets {
-                true => Peer::greeted(&node, 0xbad_0000 + count).await,
-                false => Peer::connect(&node, 0xbad_0000 + count).await,
+                true => Peer::greeted(&node, 0x0bad_0000 + count).await,
+                false => Peer::connect(&node, 0x0bad_0000 + count).await,
             };
             let bytes = spoil(status_frame(&peer));
             peer.write(Lane::Control, &bytes).await;
@@ -285,6 +287,41 @@ fn an_unknown_message_is_refused_and_the_connection_stays() {
 }
 
 #[test]
+fn a_client_can_not_say_what_only_roles_say() {
+    let (node, _directory) = node(SMALL_FILES);
+    run(async {
+        let client = node.client().await;
+        let stream = client.create_stream("orders").await.unwrap();
+        append(&client, stream, "x").await.unwrap();
+        let epoch = client.cluster().await.unwrap().epoch;
+        let mut peer = Peer::greeted(&node, 0xbad).await;
+        let forged: [(Role, Message); 5] = [
+            (Role::LogServer, Lock {}.into()),
+            (Role::LogServer, Announce { known_committed: Version(u64::MAX) }.into()),
+            (Role::LogServer, Confirm { number: 1 }.into()),
+            (Role::Sequencer, VersionRequest { number: 1, answered: 0 }.into()),
+            (Role::Leader, Recruited { role: Role::LogServer }.into()),
+        ];
+        for (to, message) in forged {
+            for epoch in [epoch, epoch.plus(1)] {
+                let envelope = Envelope { epoch, ..peer.envelope(to, message.clone()) };
+                peer.write(Lane::Control, &wire::encode(&envelope).to_bytes()).await;
+                match peer.receive(Lane::Control).await {
+                    Message::Refused(refused) => {
+                        assert_eq!(refused.refusal.code(), Code::Malformed, "{to:?}");
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        assert_eq!(append(&client, stream, "y").await.unwrap(), 1, "the node goes on");
+        assert_eq!(client.cluster().await.unwrap().epoch, epoch, "in the same epoch");
+        client.close().await;
+    });
+    node.stop();
+}
+
+#[test]
 fn who_lies_about_itself_is_sent_away() {
     let (node, _directory) = node(SMALL_FILES);
     run(async {
@@ -311,10 +348,12 @@ fn who_lies_about_itself_is_sent_away() {
         assert_eq!(code, u64::from(CloseCode::IDENTITY.0), "{reason}");
         assert!(reason.contains("Proxy"), "{reason}");
 
-        // A hello under the node's own name, then under that of somebody who is there.
+        // A hello under the node's own name, under that of somebody who is there, and as another node.
         let Message::Hello(own) = hello_answer(&node).await else { panic!("a hello") };
         let there = Peer::greeted(&node, 0x900d).await;
-        for hello in [Hello { is_client: true, ..own }, there.hello()] {
+        let stranger =
+            Hello { is_client: false, peer: common::Peer { node: NodeId(7), ..own.peer }, ..own };
+        for hello in [Hello { is_client: true, ..own }, there.hello(), stranger] {
             let mut liar = Peer::connect(&node, 0xbad).await;
             liar.send(Lane::Control, hello).await;
             let (code, reason) = liar.closed().await;
@@ -323,7 +362,7 @@ fn who_lies_about_itself_is_sent_away() {
         assert!(there.is_open());
 
         // Another protocol.
-        let mut late = Peer::connect(&node, 0xbad_3).await;
+        let mut late = Peer::connect(&node, 0xbad3).await;
         let hello =
             Hello { protocol_min: PROTOCOL + 1, protocol_max: PROTOCOL + 5, ..late.hello() };
         late.send(Lane::Control, hello).await;
@@ -339,7 +378,7 @@ fn who_lies_about_itself_is_sent_away() {
 }
 
 async fn hello_answer(node: &Node) -> Message {
-    let mut peer = Peer::connect(node, 0xbad_1).await;
+    let mut peer = Peer::connect(node, 0xbad1).await;
     peer.send(Lane::Control, peer.hello()).await;
     peer.receive(Lane::Control).await
 }
