@@ -12,7 +12,8 @@
 //! ```text
 //! off  size  field
 //!   0     8  stream
-//!   8     4  ordinal   records of that stream in earlier sections of the batch: block's first offset + ordinal
+//!   8     4  ordinal   records of that stream in earlier sections of the batch: the block's first offset +
+//!                      ordinal
 //!  12     4  count     records of the section
 //! ```
 

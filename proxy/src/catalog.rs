@@ -9,10 +9,10 @@
 //!                  a round of proof that begins now: R  --> waits until through >= R --> known now?
 //! ```
 //!
-//! A stream that somebody created before this transaction came is at or below R, so it is in the view by then: what is
-//! unknown then is refused. A transaction that creates streams waits, moreover, until the view has passed its read
-//! version: what was created up to there is seen here, what was created later is a conflict on the keys of the name and
-//! the id, which the proxy adds to its reads and writes.
+//! A stream that somebody created before this transaction came is at or below R, so it is in the view by
+//! then: what is unknown then is refused. A transaction that creates streams waits, moreover, until the view
+//! has passed its read version: what was created up to there is seen here, what was created later is a
+//! conflict on the keys of the name and the id, which the proxy adds to its reads and writes.
 //!
 //! Waiting holds up nobody but the rest of the same lane.
 
@@ -191,7 +191,8 @@ impl Proxy {
             .map(|(ticket, _)| *ticket)
             .collect();
         for ticket in ready {
-            // One that was released before may have broken this one's lane; the lane itself waits at the gate.
+            // One that was released before may have broken this one's lane; the lane itself waits at the
+            // gate.
             let Some(waiter) = self.catalog.waiters.remove(&ticket) else { continue };
             let transaction = waiter.transaction;
             let verdict =
@@ -283,7 +284,8 @@ impl Proxy {
             }
         }
         view.through = pulled.through;
-        // A server that neither has news nor waits for them must not be asked in a loop: the next tick asks it.
+        // A server that neither has news nor waits for them must not be asked in a loop: the next tick asks
+        // it.
         let waited = cx.now.since(view.sent_at).as_millis() >= u128::from(view.waits_for_ms);
         if pulled.through > pulled.after || waited {
             self.pull_catalog(cx);

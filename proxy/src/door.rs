@@ -13,7 +13,7 @@
 //!
 //! Every outcome is kept until the client's `answered_below` says that it has it: a late copy of a refused request must
 //! not commit after all. So a client's table bounds what it can have open: up to `client_requests_max` requests are
-//! served, as many again are refused, what comes on top is not answered.
+//! served, as many again are refused, what comes on top is not answered, but for the oldest one.
 //!
 //! # Lanes
 //! The commits of a lane are decided in the order of their sequence. One that fails breaks the lane: everything behind it
@@ -196,7 +196,10 @@ impl Proxy {
             return cx.mark(Mark::CommitAgain);
         }
         let open = (client.pending.len() + client.settled.len()) as u64;
-        if request.request < client.answered_below || open >= 2 * cx.knobs.client_requests_max {
+        // The oldest one is never left without an answer: all that is kept for the client waits for it.
+        let is_oldest = request.request == client.answered_below;
+        let is_full = open >= 2 * cx.knobs.client_requests_max && !is_oldest;
+        if request.request < client.answered_below || is_full {
             return;
         }
         client.pending.insert(request.request);

@@ -14,7 +14,7 @@ use crate::{HEARTBEAT, Proxy, TICK};
 impl Proxy {
     pub(crate) fn arm_tick(&self, cx: &mut Cx<'_>) {
         let pause_us = (cx.knobs.retransmit_ms * 500).max(1);
-        let pause_us = if cx.planted(Plant::Storm) { 1 } else { pause_us };
+        let pause_us = if cx.planted(Plant::Storm) { 0 } else { pause_us };
         cx.arm_after(TICK, Duration::from_micros(pause_us));
     }
 

@@ -1,5 +1,5 @@
-//! The commit proxy: gathers transactions into batches, carries each batch through the commit pipeline, and proves
-//! read versions.
+//! The commit proxy: gathers transactions into batches, carries each batch through the commit pipeline, and
+//! proves read versions.
 //!
 //! ```text
 //!            door          gate             batch                 one batch = one version
@@ -25,10 +25,11 @@
 //! # Invariants
 //! - I1: batches keep the order of their numbers in every phase, so each is pushed in chain order.
 //! - I3: a client is answered when every log server's durable version has reached the batch's.
-//! - I4: a round of proof begins after the questions it answers, and ends with answers of `replication` unlocked servers.
+//! - I4: a round of proof begins after the questions it answers, and ends with answers of `replication`
+//!   unlocked servers.
 //! - I12: the servers that hold a stream agree on a block's first offset, or the process stops.
-//! - I15: what went unanswered is sent again with what has been received; outcomes are kept for repeated requests until
-//!   the client has them.
+//! - I15: what went unanswered is sent again with what has been received; outcomes are kept for repeated
+//!   requests until the client has them.
 //! - I16: an idempotency id is a key that its transaction reads and writes.
 //!
 //! The pipeline is pumped after every event: a batch moves as far as it can, the oldest first.

@@ -7,9 +7,10 @@
 //!  server 2           s16  s17    durable 25  ack     a block's first offset is the same on both (I12)
 //! ```
 //!
-//! A batch waits for its turn, and while it would be more than LIFE ahead of the known committed version: what lies
-//! above a recovery version is thus never far above it. The version right behind the known committed one is always
-//! pushed, since nothing else could move it. A push is sent again to the servers that have not answered.
+//! A batch waits for its turn, and while it would be more than LIFE ahead of the known committed version:
+//! what lies above a recovery version is thus never far above it. The version right behind the known
+//! committed one is always pushed, since nothing else could move it. A push is sent again to the servers that
+//! have not answered.
 
 use bytes::Bytes;
 use common::message::{Announce, CommitOutcome, Durable, LogState, Push, PushAck, PushBlock};

@@ -5,9 +5,10 @@
 //!        |          `replication` answers 20 25 --> 20   they wait for round 8
 //! ```
 //!
-//! I4: a round begins after its questions. An acknowledged commit is durable on every log server, so it is at or below
-//! each answer, hence the minimum. `replication` servers that answer are not locked, and recovery would have had to lock
-//! one of them first: no later epoch had begun when the first of them answered. A locked server refuses and does not count.
+//! I4: a round begins after its questions. An acknowledged commit is durable on every log server, so it is at
+//! or below each answer, hence the minimum. `replication` servers that answer are not locked, and recovery
+//! would have had to lock one of them first: no later epoch had begun when the first of them answered. A
+//! locked server refuses and does not count.
 
 use std::collections::VecDeque;
 

@@ -8,8 +8,8 @@ use crate::batch::{Batch, Phase, Transaction};
 use crate::push::is_committed;
 
 impl Proxy {
-    /// Replies to the batches that are durable everywhere, the oldest first (I3). A conflict waits as well: the
-    /// version that it lost to must not be lost itself.
+    /// Replies to the batches that are durable everywhere, the oldest first (I3). A conflict waits as well:
+    /// the version that it lost to must not be lost itself.
     pub(crate) fn reply_ready(&mut self, cx: &mut Cx<'_>) {
         let mut has_replied = false;
         while self.is_oldest_durable()
@@ -55,7 +55,8 @@ impl Proxy {
         }
     }
 
-    /// The end of every request: gives back what it took, breaks its lane if it failed, and answers its client.
+    /// The end of every request: gives back what it took, breaks its lane if it failed, and answers its
+    /// client.
     pub(crate) fn finish(
         &mut self,
         cx: &mut Cx<'_>,

@@ -7,12 +7,13 @@
 //!  share 1              [g .. k) (id)                        indexes 0 1   -> client's 1 2
 //! ```
 //!
-//! To the client's ranges the proxy adds the key of the idempotency id, then those of the streams that the transaction
-//! creates, as reads and as writes; so a transaction with one of these needs a read version even if it reads nothing. In a report, the index behind the client's last range stands for the id; the keys of
+//! To the client's ranges the proxy adds the key of the idempotency id, then those of the streams that the
+//! transaction creates, as reads and as writes; so a transaction with one of these needs a read version even
+//! if it reads nothing. In a report, the index behind the client's last range stands for the id; the keys of
 //! streams are left out.
 //!
-//! A resolver that found no conflict remembers the writes even when another one refused, or when the transaction falls
-//! with its lane: a false conflict at worst.
+//! A resolver that found no conflict remembers the writes even when another one refused, or when the
+//! transaction falls with its lane: a false conflict at worst.
 
 use common::message::{CommitOutcome, Resolve, ResolveTransaction, Resolved, Verdict};
 use common::transaction::{id_key, stream_id_key, stream_name_key};
@@ -182,8 +183,8 @@ struct Share<'a> {
 }
 
 impl Share<'_> {
-    /// What the resolver sees of a transaction. One that has failed already has no ranges, only a place in the
-    /// batch.
+    /// What the resolver sees of a transaction. One that has failed already has no ranges, only a place in
+    /// the batch.
     fn transaction(self, transaction: &Transaction) -> ResolveTransaction {
         let request = &transaction.request;
         let (mut reads, mut writes) = (Ranges::default(), Ranges::default());
@@ -205,8 +206,8 @@ impl Share<'_> {
         self.begin <= key && self.end.is_none_or(|end| key < end)
     }
 
-    /// The part of `ranges` that lies inside, and the index of each piece's range. An empty range holds no key
-    /// but is a read all the same: it goes where it begins.
+    /// The part of `ranges` that lies inside, and the index of each piece's range. An empty range holds no
+    /// key but is a read all the same: it goes where it begins.
     fn clip(self, ranges: &Ranges) -> (Ranges, Vec<u32>) {
         let all = 0..u32::try_from(ranges.len()).expect("a transaction has fewer than 2^32 ranges");
         if self.begin.is_empty() && self.end.is_none() {

@@ -1,7 +1,7 @@
 //! Versioning: a batch's place in the chain of all proxies.
 //!
-//! Requests are numbered like the batches, dense from 1. Replies may come in any order; the same number gets the same
-//! pair however often it is asked for.
+//! Requests are numbered like the batches, dense from 1. Replies may come in any order; the same number gets
+//! the same pair however often it is asked for.
 
 use common::message::{VersionReply, VersionRequest};
 use common::{Cx, Endpoint};

@@ -559,3 +559,22 @@ fn other_epochs_and_strangers_are_ignored() {
     world.step_machine(proxy(0), event);
     assert_eq!(format!("{:?}", world.status(0)), before);
 }
+
+#[test]
+fn the_oldest_request_is_answered_however_many_newer_ones_are_kept() {
+    let knobs = Knobs { client_requests_max: 16, ..Knobs::small() };
+    let mut world = World::serving(one(), knobs, CALM, 1);
+    world.cut.push((None, None, "Push"));
+    // Request 1 is lost on its way; the newer ones fill all that is kept for a client.
+    for number in 2..=40 {
+        let answered_below = RequestId(1);
+        world.send(client(0), 0, CommitRequest { answered_below, ..request(number) });
+    }
+    world.run_for(20);
+    let before = world.refusals(client(0));
+    assert!(before.iter().all(|(number, _)| *number != 1));
+    world.send(client(0), 0, CommitRequest { answered_below: RequestId(1), ..request(1) });
+    world.run_for(20);
+    let refused = world.refusals(client(0));
+    assert!(refused.contains(&(1, Code::Overloaded)), "{refused:?}");
+}

@@ -1,5 +1,5 @@
-//! A log server that keeps everything in memory: chain, offsets, acknowledgements, pulls up to the known committed
-//! version. Durable as soon as it is accepted.
+//! A log server that keeps everything in memory: chain, offsets, acknowledgements, pulls up to the known
+//! committed version. Durable as soon as it is accepted.
 
 use std::collections::BTreeMap;
 

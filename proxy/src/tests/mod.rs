@@ -1,5 +1,5 @@
-//! Whole pipelines in one thread: real proxies, sequencer and resolvers, plain log servers, and a network that
-//! delays, doubles, reorders and loses as the seed says.
+//! Whole pipelines in one thread: real proxies, sequencer and resolvers, plain log servers, and a network
+//! that delays, doubles, reorders and loses as the seed says.
 
 mod cases;
 mod lanes;

@@ -191,7 +191,8 @@ fn check_log(world: &World, sent: &[Sent]) {
     }
 }
 
-/// Nothing that committed missed a write that it should have seen; with `exact`, nothing was refused without one.
+/// Nothing that committed missed a write that it should have seen; with `exact`, nothing was refused without
+/// one.
 fn check_verdicts(world: &World, sent: &[Sent], exact: bool) {
     let mut commits: Vec<(Position, &Sent)> =
         sent.iter().filter_map(|sent| Some((committed(world, sent)?, sent))).collect();
