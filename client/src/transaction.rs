@@ -173,8 +173,8 @@ impl Transaction {
     }
 
     /// The transaction's name: it commits at most once under it (I16), whoever asks, for as long as the log
-    /// remembers ids (`id_life_versions`, `ids_max`). Looked up before the commit, which costs a round trip; see
-    /// [`Transaction::fresh_idempotency_id`].
+    /// remembers ids (`id_life_versions`, `ids_max`). Looked up before the commit, which costs a round trip;
+    /// see [`Transaction::fresh_idempotency_id`].
     pub const fn idempotency_id(&mut self, id: IdempotencyId) -> &mut Self {
         self.id = IdChoice::Caller(id);
         self

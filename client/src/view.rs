@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Puts and deletes count; appends pass by. Older values go when [`View::prune`] says that nobody reads below
-//! a version any more; each change costs one queue entry, so pruning costs what was written, not what is held.
+//! a version any more; each change costs one queue entry, so pruning costs what was written, not what is
+//! held.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -24,8 +24,8 @@ impl Backoff {
         self.failures
     }
 
-    /// Counts a failure and says how long to wait: 10 ms doubled with each failure, at most `max_ms`, of which
-    /// a random half to whole.
+    /// Counts a failure and says how long to wait: 10 ms doubled with each failure, at most `max_ms`, of
+    /// which a random half to whole.
     pub fn next(&mut self, max_ms: u64, prng: &mut Prng) -> Duration {
         let doubled = FIRST_MS.saturating_mul(1 << self.failures.min(20));
         self.failures = self.failures.saturating_add(1);

@@ -8,8 +8,8 @@ pub const LIFE_VERSIONS_MAX: u64 = 5_000_000;
 pub const FENCE_JUMP_VERSIONS: u64 = 20_000_000;
 
 // I5. A read version of an old epoch is at most RV plus what was in flight above it, which is bounded by LIFE
-// (pushed but uncommitted versions are at most LIFE ahead of the known committed version). So at RTV it is older
-// than FENCE_JUMP - LIFE > LIFE, thus too old by the first decision of an empty conflict set.
+// (pushed but uncommitted versions are at most LIFE ahead of the known committed version). So at RTV it is
+// older than FENCE_JUMP - LIFE > LIFE, thus too old by the first decision of an empty conflict set.
 const _: () = assert!(FENCE_JUMP_VERSIONS > 2 * LIFE_VERSIONS_MAX);
 
 macro_rules! knobs {

@@ -1,8 +1,8 @@
-//! Planted bugs: the test of the tests. Each is a mistake that a role can make on demand, so that the simulator can
-//! show that the oracle that is meant for it bites.
+//! Planted bugs: the test of the tests. Each is a mistake that a role can make on demand, so that the
+//! simulator can show that the oracle that is meant for it bites.
 //!
-//! A production build can't have them: [`Cx::planted`](crate::Cx::planted) is `false` at compile time without the
-//! feature `plants`, and nothing but the simulator ever sets the switch.
+//! A production build can't have them: [`Cx::planted`](crate::Cx::planted) is `false` at compile time without
+//! the feature `plants`, and nothing but the simulator ever sets the switch.
 
 macro_rules! plants {
     ($($name:ident $id:literal $text:literal [$($rule:literal)+],)*) => {
@@ -28,7 +28,8 @@ macro_rules! plants {
                 match self { $(Self::$name => $text),* }
             }
 
-            /// The oracle rules that are meant for it, by the start of their names; the first is the main one.
+            /// The oracle rules that are meant for it, by the start of their names; the first is the main
+            /// one.
             #[must_use]
             pub const fn expected(self) -> &'static [&'static str] {
                 match self { $(Self::$name => &[$($rule),+]),* }
@@ -62,7 +63,7 @@ plants! {
     Storm "P37" "A proxy looks for what is unanswered without a pause." ["O15"],
     TrimUnpersisted "M01" "A log server answers a trim before it is persisted." ["I13"],
     ServeUncommitted "M02" "A log server gives consumers what is durable on itself." ["I11"],
-    ThroughTooFar "M03" "A log server says that an answer that was cut off is complete." ["I12" "O11" "workload"],
+    ThroughTooFar "M03" "A log server says that an answer cut off is complete." ["I12" "O11" "workload"],
     FindTooEarly "M04" "A log server answers for an id before it knows the version." ["I16" "O5"],
     RecycleLive "M05" "A log server recycles a segment with a live block." ["I13"],
     StaleRound "M06" "A proxy answers a question with a round of proof that began before it." ["I4"],

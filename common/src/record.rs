@@ -309,7 +309,10 @@ mod tests {
         }
 
         #[test]
-        fn any_cut_is_refused_or_shorter(records in prop::collection::vec(record(), 1..4), cut in any::<prop::sample::Index>()) {
+        fn any_cut_is_refused_or_shorter(
+            records in prop::collection::vec(record(), 1..4),
+            cut in any::<prop::sample::Index>(),
+        ) {
             let mut out = BytesMut::new();
             records.iter().for_each(|record| record.encode(&mut out));
             let bytes = out.freeze();

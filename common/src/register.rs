@@ -4,8 +4,9 @@
 //! leader --RegisterRequest--> file, PostgreSQL, etcd or simulated register --RegisterAnswer--> leader
 //! ```
 //!
-//! Safety needs only the compare-and-set (I10). An answer may be *indeterminate*: the value may or may not have
-//! been written. The caller then reads and compares; [`RegisterState::stamp`] makes its own write recognisable.
+//! Safety needs only the compare-and-set (I10). An answer may be *indeterminate*: the value may or may not
+//! have been written. The caller then reads and compares; [`RegisterState::stamp`] makes its own write
+//! recognisable.
 
 use bytes::Bytes;
 use rkyv::{Archive, Deserialize, Serialize};

@@ -2,8 +2,8 @@
 //! and the driver of its disk.
 //!
 //! ```text
-//! proxies, leader, clients --messages--> role --accept, lock, trim--> log --DiskRequest--> driver, or simulator
-//!                                             <--durable, persisted--     <--DiskCompletion--
+//! proxies, leader, clients --messages--> role --accept, lock, trim--> log --DiskRequest--> driver or
+//!                                             <--durable, persisted--     <-DiskCompletion-- simulator
 //! ```
 //!
 //! - [`LogServer`]: the machine. Sync, without clock, threads or I/O of its own

@@ -7,8 +7,8 @@
 //!                        `--- a message for a role of this node is moved, never encoded
 //! ```
 //!
-//! A node is a machine like its roles: no clock, no I/O, no threads. The server and the simulator run the very
-//! same one.
+//! A node is a machine like its roles: no clock, no I/O, no threads. The server and the simulator run the
+//! very same one.
 //!
 //! # Rules of routing
 //! - A message for another incarnation of this node is dropped.
@@ -102,8 +102,8 @@ pub struct Surroundings<'a> {
     pub out: &'a mut Vec<NodeOutput>,
 }
 
-/// Messages between the node's own roles that one step handles at most; the rest goes on in a step of its own,
-/// so that inputs and timers get their turn.
+/// Messages between the node's own roles that one step handles at most; the rest goes on in a step of its
+/// own, so that inputs and timers get their turn.
 const LOCAL_MESSAGES_MAX: usize = 1024;
 /// The node's own timer: go on with the local messages.
 const CONTINUE: Timer = Timer(0);

@@ -8,8 +8,8 @@
 //!
 //! # Contract (the one of `common::machine`, and worse is not allowed)
 //! 1. Within one session and lane messages are in order, unless the run reorders.
-//! 2. A reset loses any suffix, in each direction on its own. Each side that used the session gets one PeerDown, and
-//!    nothing of the session after it.
+//! 2. A reset loses any suffix, in each direction on its own. Each side that used the session gets one
+//!    PeerDown, and nothing of the session after it.
 //! 3. A side that meets the next session or incarnation first gets the PeerDown of the former before it.
 //! 4. Nothing of an earlier incarnation comes once a later one has been seen.
 //! 5. A client's connection is an incarnation of its own: when it breaks, the client has to dial again.
@@ -165,8 +165,8 @@ impl Network {
         assert!(new, "{peer:?} joins a second time");
     }
 
-    /// A client's fresh connection: `client` is an incarnation that was never used before. `false` when the node
-    /// can't be reached.
+    /// A client's fresh connection: `client` is an incarnation that was never used before. `false` when the
+    /// node can't be reached.
     pub fn connect(&mut self, now: Moment, client: Peer, node: Peer) -> bool {
         let cut = self
             .link(client.node, node.node)
@@ -351,8 +351,8 @@ impl Network {
             .collect()
     }
 
-    /// The incarnation that a message reaches. A former one is unreachable: whoever still holds a session with
-    /// it learns so.
+    /// The incarnation that a message reaches. A former one is unreachable: whoever still holds a session
+    /// with it learns so.
     fn route(
         &mut self,
         now: Moment,
@@ -378,8 +378,8 @@ impl Network {
         None
     }
 
-    /// The session that a message travels on; the sender knows of it from now on. `None` when there is none: a
-    /// connection that was dialled has one session.
+    /// The session that a message travels on; the sender knows of it from now on. `None` when there is none:
+    /// a connection that was dialled has one session.
     fn open(&mut self, from: Peer, to: Peer) -> Option<u64> {
         let session = self.connections.entry(pair(from, to).0).or_default().session;
         let contact = self.contacts.entry((from, to.node)).or_insert(Contact {

@@ -1,3 +1,5 @@
+//! The simulated network: order, loss, partitions, and the same seed twice.
+
 use common::message::{Confirm, Message};
 use common::{Epoch, Role};
 

@@ -44,7 +44,8 @@ pub fn delay_ns(prng: &mut Prng, base_ns: u64, tail_factor: u64) -> u64 {
     delay
 }
 
-/// A value between `low` and `high` whose logarithm is uniform, so that every order of magnitude is as likely.
+/// A value between `low` and `high` whose logarithm is uniform, so that every order of magnitude is as
+/// likely.
 #[must_use]
 pub fn log_uniform(prng: &mut Prng, low: u64, high: u64) -> u64 {
     assert!(0 < low && low <= high, "{low} to {high} has no logarithms");

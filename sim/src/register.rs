@@ -1,11 +1,11 @@
 //! The simulated register: linearizable, slow, and silent when it hurts.
 //!
 //! ```text
-//! leader --request--> (delay) --> carried out, or not --> (delay) --> answer, or indeterminate, or unavailable
+//! leader --request--> (delay) --> carried out, or not --> (delay) --> answer, indeterminate or unavailable
 //! ```
 //!
-//! A write whose answer was lost may have happened, may not have, or may still happen after the leader was told
-//! that nobody knows.
+//! A write whose answer was lost may have happened, may not have, or may still happen after the leader was
+//! told that nobody knows.
 
 use bytes::Bytes;
 use common::register::{RegisterAnswer, RegisterOp, RegisterOutcome, RegisterRequest, Revision};

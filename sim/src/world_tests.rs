@@ -1,3 +1,5 @@
+//! Whole runs: the same seed gives the same trace.
+
 use common::disk::{DiskOpId, Lane, PAGE_BYTES};
 use common::message::{Confirm, Confirmed, Message};
 use common::register::{RegisterOp, RegisterRequest};

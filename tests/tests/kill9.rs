@@ -1,4 +1,5 @@
-//! SIGKILL under load, twenty times over: what was acknowledged is there once, at its place, and nothing else is.
+//! SIGKILL under load, twenty times over: what was acknowledged is there once, at its place, and nothing else
+//! is.
 //!
 //! ```text
 //! writers, alive over all rounds          node                     consumers

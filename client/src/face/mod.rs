@@ -367,8 +367,8 @@ impl Future for CommitFuture {
     }
 }
 
-/// Commits that are decided in the order of their [`Lane::submit`]. After one that failed, all later ones fail
-/// with [`Code::LaneBroken`], and the lane is of no use any more.
+/// Commits that are decided in the order of their [`Lane::submit`]. After one that failed, all later ones
+/// fail with [`Code::LaneBroken`], and the lane is of no use any more.
 #[derive(Debug)]
 pub struct Lane {
     client: Client,

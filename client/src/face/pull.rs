@@ -31,8 +31,8 @@ impl Pull {
         self.next_until(Version::ZERO).await
     }
 
-    /// Like [`Pull::next`], but waits no longer than until the log is known through `want`: whoever reads at a
-    /// version needs to know that nothing else is below it.
+    /// Like [`Pull::next`], but waits no longer than until the log is known through `want`: whoever reads at
+    /// a version needs to know that nothing else is below it.
     ///
     /// # Errors
     /// As [`Pull::next`].

@@ -14,22 +14,22 @@
 //! ```
 //!
 //! A transaction carries an idempotency id, which the proxy adds to its reads and writes. An outcome is
-//! unknown when a copy was sent and no verdict came: the connection broke, the epoch changed, time ran out. Then
-//! a *fence*, an empty transaction of the same id at the same read version, is committed until it has a verdict
-//! at some version v. From v on the original can't commit any more:
+//! unknown when a copy was sent and no verdict came: the connection broke, the epoch changed, time ran out.
+//! Then a *fence*, an empty transaction of the same id at the same read version, is committed until it has a
+//! verdict at some version v. From v on the original can't commit any more:
 //!
 //! - the fence committed: the original's read of the id conflicts with the fence's write
 //! - it conflicted: something wrote the id after the read version, and the original conflicts with that too
 //! - it is too old: so is the original, at every version after v
 //!
 //! So the id index, once it is known through v, tells the truth: found, or absent for good. Absent, and the
-//! transaction goes again when that is safe: a blind one reads its id at the index' version from then on (at or
-//! below it the id is known unused, above it the resolvers look), one that has read something gets another id,
-//! if the id was the session's own.
+//! transaction goes again when that is safe: a blind one reads its id at the index' version from then on (at
+//! or below it the id is known unused, above it the resolvers look), one that has read something gets another
+//! id, if the id was the session's own.
 //!
-//! Requests name the epoch that they were first sent in. A refusal of another epoch, and a negative verdict of a later
-//! one, prove nothing about an earlier copy: proxies of two epochs can have one address, and the first may have taken
-//! the original.
+//! Requests name the epoch that they were first sent in. A refusal of another epoch, and a negative verdict
+//! of a later one, prove nothing about an earlier copy: proxies of two epochs can have one address, and the
+//! first may have taken the original.
 
 use core::time::Duration;
 
@@ -101,8 +101,8 @@ enum Phase {
 struct Sent {
     proxy: Endpoint,
     number: RequestId,
-    /// As it was first sent: a copy that said more would make the proxy forget lanes of which something is still on
-    /// its way.
+    /// As it was first sent: a copy that said more would make the proxy forget lanes of which something is
+    /// still on its way.
     answered_below: RequestId,
     /// The newest epoch that was known when the request was first sent.
     epoch: Epoch,
@@ -149,8 +149,8 @@ impl Commit {
         }
     }
 
-    /// Takes in that the log knows no use of the id. It remembers ids for a time only: what lies between the last
-    /// proof and what it has forgotten is not proven, and makes the error.
+    /// Takes in that the log knows no use of the id. It remembers ids for a time only: what lies between the
+    /// last proof and what it has forgotten is not proven, and makes the error.
     fn prove_absent(&mut self, reply: &IdFound) -> Result<(), Error> {
         let IdFound { through, forgotten_through, .. } = *reply;
         if through < self.absent_through || forgotten_through > self.absent_through {

@@ -25,11 +25,11 @@
 //! - I15: a commit request is settled once; `answered_below` is the lowest number still wanted.
 //! - I16: a commit with an unknown outcome is fenced before anything of it is sent again (module `commit`).
 //!
-//! A connection is one incarnation of the client: the shell calls [`Session::connected`] with a fresh `me` for
-//! each, sends with [`Session::me_at`], and drops what is addressed to an earlier one.
+//! A connection is one incarnation of the client: the shell calls [`Session::connected`] with a fresh `me`
+//! for each, sends with [`Session::me_at`], and drops what is addressed to an earlier one.
 //!
-//! Commit requests speak for the epoch that they were first sent in, so that a late copy is never taken by the
-//! proxies of another; everything else speaks for no epoch.
+//! Commit requests speak for the epoch that they were first sent in, so that a late copy is never taken by
+//! the proxies of another; everything else speaks for no epoch.
 
 mod alarms;
 mod catalog;

@@ -9,11 +9,12 @@
 //! 1. Everything at or below `position` has been delivered, once; nothing above it has.
 //! 2. A version is delivered when every group is known through it, with all its blocks.
 //! 3. An offset that is not the one expected is a gap or a duplicate: the puller ends as corrupt (I12).
-//! 4. When a source goes away or refuses, all groups are formed anew from `position`; what was fetched above it is
-//!    fetched again. So sources never have to agree on anything but the log.
+//! 4. When a source goes away or refuses, all groups are formed anew from `position`; what was fetched above
+//!    it is fetched again. So sources never have to agree on anything but the log.
 //!
-//! Fetching runs one answer ahead of the consumer and then stops until the next call. A log server keeps a question
-//! until one of its streams has news, or until it is known through the version that the consumer wants to read at.
+//! Fetching runs one answer ahead of the consumer and then stops until the next call. A log server keeps a
+//! question until one of its streams has news, or until it is known through the version that the consumer
+//! wants to read at.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -157,8 +158,8 @@ impl Session {
         puller
     }
 
-    /// Asks for the next versions; waits for news of the streams, for the log to be known through `want`, or for a
-    /// progress mark now and then. One call a puller at a time.
+    /// Asks for the next versions; waits for news of the streams, for the log to be known through `want`, or
+    /// for a progress mark now and then. One call a puller at a time.
     pub fn pull(&mut self, cx: &mut Cx<'_>, call: CallId, puller: PullerId, want: Version) {
         match self.pullers.get(&puller) {
             None => self.complete(call, Err(Error::new(Code::Internal, "the puller is closed"))),

@@ -322,7 +322,8 @@ pub struct FindCluster {
     pub request: RequestId,
 }
 
-/// Node to client: who serves, as far as this node knows. Also sent unasked when that changes, with request 0.
+/// Node to client: who serves, as far as this node knows. Also sent unasked when that changes, with request
+/// 0.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct ClusterView {
     /// The request, or 0.

@@ -128,7 +128,8 @@ impl Shared {
     }
 }
 
-/// A log directory, open. Requests go in by [`Driver::submit`]; the waker says when to call [`Driver::drain`].
+/// A log directory, open. Requests go in by [`Driver::submit`]; the waker says when to call
+/// [`Driver::drain`].
 ///
 /// Dropping it waits until everything submitted has been carried out.
 pub struct Driver {

@@ -6,8 +6,8 @@
 //!     (case.run)(&mut disk);
 //! }
 //! ```
-//! A case panics where the disk breaks the contract. It knows nothing of time, and gives the disk no more than
-//! [`IN_FLIGHT_MAX`] requests at a time.
+//! A case panics where the disk breaks the contract. It knows nothing of time, and gives the disk no more
+//! than [`IN_FLIGHT_MAX`] requests at a time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

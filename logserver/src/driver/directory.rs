@@ -7,11 +7,11 @@
 //!  |- meta-<slot>   --+
 //!  `- creating-<name>        half made; swept at open
 //! ```
-//! A file is made under another name and gets its own when its zeros are durable, so neither a crash nor a full
-//! disk leaves half a file behind, nor harms the file that it was to replace.
+//! A file is made under another name and gets its own when its zeros are durable, so neither a crash nor a
+//! full disk leaves half a file behind, nor harms the file that it was to replace.
 //!
-//! The table of handles is locked for a lookup, an open, a rename or an unlink: never for a barrier, and never
-//! for the last close of a removed file, which is where a disk that discards takes its time.
+//! The table of handles is locked for a lookup, an open, a rename or an unlink: never for a barrier, and
+//! never for the last close of a removed file, which is where a disk that discards takes its time.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -26,7 +26,8 @@ use super::staging::{RUN_BYTES_MAX, Staging, Write};
 /// Trials of each barrier at start-up.
 const PROBE_TRIALS: usize = 16;
 
-/// The probe ends early after this time: every start pays for it, and a busy machine can not be measured well anyway.
+/// The probe ends early after this time: every start pays for it, and a busy machine can not be measured well
+/// anyway.
 const PROBE_TIME_MAX: Duration = Duration::from_millis(50);
 
 /// Trials of each barrier below which the probe says nothing.

@@ -7,16 +7,16 @@
 //!    was it true? raise signal         yes: wait for the signal
 //!                                    swap(sleeping, false)
 //! ```
-//! Every access to `sleeping` is a read-modify-write that acquires and releases, so they have one order, and each
-//! sees what was done before the earlier ones. A producer before the consumer's `true`: the consumer sees its
-//! item. A producer after it: the producer sees the `true`, and raises the signal.
+//! Every access to `sleeping` is a read-modify-write that acquires and releases, so they have one order, and
+//! each sees what was done before the earlier ones. A producer before the consumer's `true`: the consumer
+//! sees its item. A producer after it: the producer sees the `true`, and raises the signal.
 //!
 //! The signal is sticky: raised before the wait, it ends the wait at once. Raised for a consumer that had
 //! already found the work, it costs one more look at an empty queue.
 //!
-//! On the way out there is no flag: the waker is called once a batch, after the batch is in the queue, and must
-//! itself be sticky (tokio's `Notify`, a thread's unpark token are). The reader drains until the queue is empty
-//! before it waits.
+//! On the way out there is no flag: the waker is called once a batch, after the batch is in the queue, and
+//! must itself be sticky (tokio's `Notify`, a thread's unpark token are). The reader drains until the queue
+//! is empty before it waits.
 
 use std::sync::Arc;
 

@@ -9,7 +9,8 @@
 //!  group 3:                                    d0, a barrier
 //!  reads:   b goes to the ring after group 1
 //! ```
-//! While a group is on its way to the disk, the next one gathers in the inbox: no lingering, one flush at a time.
+//! While a group is on its way to the disk, the next one gathers in the inbox: no lingering, one flush at a
+//! time.
 
 use std::collections::VecDeque;
 use std::io;

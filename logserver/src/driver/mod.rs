@@ -27,8 +27,8 @@
 //! | `staging` | aligned memory, and the copy from a payload into it |
 //!
 //! # Invariants
-//! * D1: the writes of the log lane reach the kernel in the order of submission; a group that shares a barrier
-//!   holds neighbours in that order, of one file, which do not overlap.
+//! * D1: the writes of the log lane reach the kernel in the order of submission; a group that shares a
+//!   barrier holds neighbours in that order, of one file, which do not overlap.
 //! * D2: a durable write completes after a barrier that began after its last byte had been written, and so
 //!   after a barrier over everything that the file was given before (I7).
 //! * D3: after a failed write or barrier no write of any lane is answered with success again.

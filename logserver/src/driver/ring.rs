@@ -1,17 +1,18 @@
-//! io_uring: writes out of one registered buffer, reads into buffers of their own, and a poll of the doorbell.
+//! io_uring: writes out of one registered buffer, reads into buffers of their own, and a poll of the
+//! doorbell.
 //!
 //! ```text
 //!  user data of an entry:   63      56 55      48 47                 0
 //!                           [ kind  ] [ slot   ] [ expected bytes    ]
 //! ```
-//! The ring belongs to the thread that made it. Writes are waited for; reads go on meanwhile and are picked up
-//! whenever the ring is entered.
+//! The ring belongs to the thread that made it. Writes are waited for; reads go on meanwhile and are picked
+//! up whenever the ring is entered.
 //!
 //! # Why the kernel's view of our memory is sound (D5)
 //! * The staging area and the buffers of reads live in vectors of pages, owned by [`Ring`] and never resized:
 //!   their memory stays where it is when the owner moves.
-//! * The staging area is changed only by [`Ring::write`], which returns only when every write has been reaped; after
-//!   an error in between, the ring is broken and never writes again.
+//! * The staging area is changed only by [`Ring::write`], which returns only when every write has been
+//!   reaped; after an error in between, the ring is broken and never writes again.
 //! * A read's buffer leaves its slot only when none of its pieces is outstanding.
 //! * Dropping the ring waits for everything outstanding, and leaks the memory if it can't.
 #![expect(unsafe_code, reason = "the kernel reads and writes memory behind the compiler's back")]
@@ -183,7 +184,8 @@ impl Ring {
         })
     }
 
-    /// Writes a group and returns when all of it has been written; with `dsync` each write is its own barrier.
+    /// Writes a group and returns when all of it has been written; with `dsync` each write is its own
+    /// barrier.
     pub(super) fn write(
         &mut self,
         handle: &Handle,
@@ -400,8 +402,8 @@ fn set_up() -> io::Result<IoUring> {
 /// Pins the staging area once instead of with each write. A limit on locked memory may forbid it.
 fn register(ring: &IoUring, staging: &Staging) -> bool {
     let slice = IoSlice::new(staging.memory());
-    // SAFETY: an `IoSlice` has the layout of an `iovec`, as its documentation promises; the slice lives to the
-    // end of the call, the memory that it names as long as the ring.
+    // SAFETY: an `IoSlice` has the layout of an `iovec`, as its documentation promises; the slice lives to
+    // the end of the call, the memory that it names as long as the ring.
     let registered = unsafe {
         let buffers = std::slice::from_raw_parts((&raw const slice).cast(), 1);
         ring.submitter().register_buffers(buffers)

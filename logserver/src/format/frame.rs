@@ -554,7 +554,11 @@ mod tests {
         fn heads_round_trip(
             numbers in prop::array::uniform8(1..u64::MAX),
             previous_hash in any::<u32>(),
-            blocks in prop::collection::btree_map(any::<u64>(), (any::<u32>(), any::<u32>(), any::<u32>(), 0..u64::MAX >> 1), 0..5),
+            blocks in prop::collection::btree_map(
+                any::<u64>(),
+                (any::<u32>(), any::<u32>(), any::<u32>(), 0..u64::MAX >> 1),
+                0..5,
+            ),
         ) {
             let entries: Vec<_> = blocks
                 .iter()
@@ -585,7 +589,10 @@ mod tests {
         }
 
         #[test]
-        fn hostile_bytes_never_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..400), seals in any::<bool>()) {
+        fn hostile_bytes_never_panic(
+            mut bytes in prop::collection::vec(any::<u8>(), 0..400),
+            seals in any::<bool>(),
+        ) {
             if seals && bytes.len() >= 128 {
                 bytes[..4].copy_from_slice(&MAGIC);
                 bytes[8..12].copy_from_slice(&[1, 0, 0, 0]);

@@ -19,8 +19,8 @@
 //!  56  24  zero
 //! ```
 //!
-//! A torn write damages only the older slot, so the newest good one is what was last made durable. Trims go here
-//! before the data goes (I13); an epoch is locked here before a lock is answered (I8).
+//! A torn write damages only the older slot, so the newest good one is what was last made durable. Trims go
+//! here before the data goes (I13); an epoch is locked here before a lock is answered (I8).
 
 use bytes::Bytes;
 use common::disk::padded;

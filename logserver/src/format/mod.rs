@@ -19,8 +19,8 @@
 //! - [`inspect`]: offline reading of a directory, for people; the only part that opens files
 //!
 //! # Invariants
-//! 1. A frame's hash covers its header, the header covers the block table, the table covers each body, and the
-//!    next frame holds the hash: one good frame vouches for all before it.
+//! 1. A frame's hash covers its header, the header covers the block table, the table covers each body, and
+//!    the next frame holds the hash: one good frame vouches for all before it.
 //! 2. No decoder trusts a length before its checksum and its bounds have been checked; none panics.
 
 mod flaw;

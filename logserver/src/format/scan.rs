@@ -5,18 +5,18 @@
 //!                                                        ^ first bad frame
 //! ```
 //!
-//! A crash tears only what no flush had covered, so whether a bad frame *X* is a torn tail or rot is decided by
-//! whether X had ever been durable. Three things prove that it had been:
+//! A crash tears only what no flush had covered, so whether a bad frame *X* is a torn tail or rot is decided
+//! by whether X had ever been durable. Three things prove that it had been:
 //! - a later frame of the same segment whose header is good and says `durable_sequence >= X`
 //! - the caller's `durable_at_least >= X`: from a clean shutdown, a footer, or a later segment
 //!
-//! Therefore the scanner never stops at the first bad place: it probes all pages behind it, and wherever a later
-//! good header leads. Leftovers of a recycled file carry another segment's id and prove nothing. A single node can't
-//! tell the last frame torn from the last frame rotten when nothing proves it durable; that end is
-//! [`ScanEnd::Torn`], and other replicas know better.
+//! Therefore the scanner never stops at the first bad place: it probes all pages behind it, and wherever a
+//! later good header leads. Leftovers of a recycled file carry another segment's id and prove nothing. A
+//! single node can't tell the last frame torn from the last frame rotten when nothing proves it durable; that
+//! end is [`ScanEnd::Torn`], and other replicas know better.
 //!
-//! A frame is yielded only when all of it is good: header, chain, table, bodies. A damaged segment header alone
-//! loses nothing, as the caller knows the chain: see [`Scanner::header`].
+//! A frame is yielded only when all of it is good: header, chain, table, bodies. A damaged segment header
+//! alone loses nothing, as the caller knows the chain: see [`Scanner::header`].
 //!
 //! # Invariants
 //! 1. The yielded frames are a gapless chain from the start that was given.
@@ -59,8 +59,9 @@ pub struct ScanStart {
     pub epoch: Epoch,
     /// The version of the frame before that.
     pub previous_version: Version,
-    /// Frames of this segment up to this sequence are known to have been durable; [`Sequence::ZERO`] when nothing
-    /// is known. From a footer, the first sequence of a later segment less one, or the mark of a clean shutdown.
+    /// Frames of this segment up to this sequence are known to have been durable; [`Sequence::ZERO`] when
+    /// nothing is known. From a footer, the first sequence of a later segment less one, or the mark of a
+    /// clean shutdown.
     pub durable_at_least: Sequence,
 }
 
@@ -130,7 +131,8 @@ pub enum HeaderState {
 pub enum ScanEnd {
     /// Behind the last good frame there is no sign of another one of this segment.
     Whole {
-        /// Where the next flush group would go: whole pages; 0 when the segment's header isn't written either.
+        /// Where the next flush group would go: whole pages; 0 when the segment's header isn't written
+        /// either.
         next_offset: u64,
     },
     /// Frames that were never durable, as far as this file can tell, are damaged: the log ends before them.

@@ -1,3 +1,5 @@
+//! The scanner on whole, torn and rotten segments.
+
 use proptest::prelude::*;
 
 use super::super::sample::{Built, Image, body, chunks};
@@ -334,7 +336,10 @@ fn rot_is_settled_before_the_end_of_the_file() {
 proptest! {
     #[test]
     fn damage_anywhere_never_panics_nor_depends_on_chunks(
-        spots in prop::collection::vec((any::<prop::sample::Index>(), 1_usize..6000, any::<Option<u8>>()), 0..4),
+        spots in prop::collection::vec(
+            (any::<prop::sample::Index>(), 1_usize..6000, any::<Option<u8>>()),
+            0..4,
+        ),
         holes in prop::collection::btree_set(0_usize..20, 0..3),
         pages in 1_usize..9,
         fed_pages in prop_oneof![Just(20_usize), 0_usize..20],

@@ -7,8 +7,9 @@
 //!                                        `-------------------------'
 //! ```
 //!
-//! The header goes out in the write of the segment's first flush group. A segment is *sealed* by a footer and then a
-//! trailer; one without a trailer is read by scanning. Every structure is followed by zeros up to whole pages.
+//! The header goes out in the write of the segment's first flush group. A segment is *sealed* by a footer and
+//! then a trailer; one without a trailer is read by scanning. Every structure is followed by zeros up to
+//! whole pages.
 //!
 //! ```text
 //! header                                    trailer
@@ -252,7 +253,8 @@ impl SegmentHeader {
     /// Reads the page.
     ///
     /// # Errors
-    /// [`SegmentError::Flaw`] or [`SegmentError::Contradiction`]; whether it is the expected one is not asked.
+    /// [`SegmentError::Flaw`] or [`SegmentError::Contradiction`]; whether it is the expected one is not
+    /// asked.
     pub fn decode(page: &[u8]) -> Result<Self, SegmentError> {
         check(page, HEADER_BYTES, HEADER_MAGIC, FORMAT)?;
         let raw: &RawSegmentHeader = read(page).expect("the check has seen a whole header");
@@ -328,7 +330,8 @@ impl Footer {
     /// Reads a footer; `bytes` start with it and may be longer.
     ///
     /// # Errors
-    /// [`SegmentError::Flaw`] or [`SegmentError::Contradiction`]; whether it is the expected one is not asked.
+    /// [`SegmentError::Flaw`] or [`SegmentError::Contradiction`]; whether it is the expected one is not
+    /// asked.
     pub fn decode(bytes: &[u8]) -> Result<Self, SegmentError> {
         let Some(raw) = read::<RawFooter>(bytes) else {
             return Err(Flaw::Short { have: bytes.len(), need: FOOTER_HEAD_BYTES }.into());
@@ -437,8 +440,8 @@ impl Trailer {
     /// Reads the last page of a segment of `segment_bytes`.
     ///
     /// # Errors
-    /// [`SegmentError::Flaw`] (a segment that isn't sealed) or [`SegmentError::Contradiction`]; whether it is the
-    /// expected one is not asked.
+    /// [`SegmentError::Flaw`] (a segment that isn't sealed) or [`SegmentError::Contradiction`]; whether it is
+    /// the expected one is not asked.
     pub fn decode(page: &[u8], segment_bytes: u64) -> Result<Self, SegmentError> {
         check(page, TRAILER_FIELD_BYTES, TRAILER_MAGIC, FORMAT)?;
         let raw: &RawTrailer = read(page).expect("the check has seen a whole trailer");

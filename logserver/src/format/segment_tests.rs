@@ -1,3 +1,5 @@
+//! Headers, footers and trailers of segments.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! A flush takes what has gathered, up to `flush_bytes_max` and to what the active segment has room for; one
-//! frame always goes. There is no linger: waiting for more only made commits slower (`reference/disk.md` 4.5).
+//! frame always goes. There is no linger: waiting for more only made commits slower (`reference/disk.md`
+//! 4.5).
 
 use bytes::Bytes;
 use common::disk::{DiskOp, Lane, padded};

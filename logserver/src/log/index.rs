@@ -7,9 +7,9 @@
 //!              next offset 13
 //! ```
 //!
-//! Offsets of a stream are dense over all epochs (I12): a block begins where the one before it ends, the first
-//! one at the trim's first offset. `next_offset` runs ahead of the last block by what is accepted but has no
-//! place on the disk yet.
+//! Offsets of a stream are dense over all epochs (I12): a block begins where the one before it ends, the
+//! first one at the trim's first offset. `next_offset` runs ahead of the last block by what is accepted but
+//! has no place on the disk yet.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! One write is in flight; changes that come meanwhile share the next. A *ticket* is the generation that will
-//! hold a change: it is persisted once [`MetaSlots::persisted`] has reached it. Trims go through the background
-//! lane, locks and epochs through the log lane: a recovery waits for them.
+//! hold a change: it is persisted once [`MetaSlots::persisted`] has reached it. Trims go through the
+//! background lane, locks and epochs through the log lane: a recovery waits for them.
 
 use std::collections::BTreeMap;
 

@@ -7,8 +7,9 @@
 //! ```
 //!
 //! All of it goes through the background lane: a flush waits for a file only when none was ready
-//! ([`Mark::SegmentLate`]). A full disk shows when a spare can't be made. The server then says so at once, while
-//! the files that exist still take what is in flight, and says that it is open again when all spares are there.
+//! ([`Mark::SegmentLate`]). A full disk shows when a spare can't be made. The server then says so at once,
+//! while the files that exist still take what is in flight, and says that it is open again when all spares
+//! are there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -90,8 +91,8 @@ pub(super) struct Files {
     /// Spares that are becoming ready by recycling.
     recycling: BTreeSet<u32>,
     spare_number: u32,
-    /// The next id for a segment. No file holds anything under it or a higher one: the newest segment of the log
-    /// stays, and what is newer and no part of the log is not made a spare (`Opening::used`).
+    /// The next id for a segment. No file holds anything under it or a higher one: the newest segment of the
+    /// log stays, and what is newer and no part of the log is not made a spare (`Opening::used`).
     next_id: SegmentId,
     pub(super) state: LogState,
     /// Creating waits for the timer.
@@ -200,7 +201,8 @@ impl Segment {
     }
 }
 
-/// Whether an empty segment of `file_bytes` has room for a frame of `blocks` whose bodies are `bytes` together.
+/// Whether an empty segment of `file_bytes` has room for a frame of `blocks` whose bodies are `bytes`
+/// together.
 pub(crate) fn fits_segment(file_bytes: u64, blocks: usize, bytes: u64) -> bool {
     let frame = head_bytes(blocks) as u64 + bytes;
     Segment::new(file_bytes, &Tip::default()).has_room(padded(frame), blocks)
@@ -361,8 +363,8 @@ impl Log {
         if !matches!(self.phase, Phase::Open) || !self.meta.is_settled() {
             return;
         }
-        // The segment of the newest durable frame stays: the chain goes on from there after a restart. A flush in
-        // flight may have begun the one after it, and may be torn.
+        // The segment of the newest durable frame stays: the chain goes on from there after a restart. A
+        // flush in flight may have begun the one after it, and may be torn.
         let durable = self.durable_sequence;
         let mut from_last = self.segments.iter().rev();
         let newest = from_last.find(|(_, segment)| segment.first_sequence <= durable);

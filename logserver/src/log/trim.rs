@@ -5,8 +5,8 @@ use common::{StreamId, Version};
 use super::{Log, segments};
 
 impl Log {
-    /// Forgets the blocks of `stream` at or below `through`, which is persisted: whether the trim moved. Their
-    /// segments go when nothing else is needed of them.
+    /// Forgets the blocks of `stream` at or below `through`, which is persisted: whether the trim moved.
+    /// Their segments go when nothing else is needed of them.
     pub(crate) fn trim(&mut self, stream: StreamId, through: Version) -> bool {
         let before =
             self.index.stream(stream).map_or(Version::ZERO, |entry| entry.trimmed_through());

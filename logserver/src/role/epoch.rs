@@ -1,6 +1,7 @@
 //! Epochs: locking the old one (I8), being recruited for the next.
 //!
-//! Both follow one path: refuse older epochs at once, wait until everything accepted is flushed, persist, answer.
+//! Both follow one path: refuse older epochs at once, wait until everything accepted is flushed, persist,
+//! answer.
 //!
 //! ```text
 //! Lock e     locked := e ... flushed ... meta {locked e}              -> Locked {durable, known committed}
@@ -180,8 +181,8 @@ impl LogServer {
         self.pulls.expect_anything();
     }
 
-    /// Everything up to `version` is durable on all log servers of the live epoch: a proxy says so, or there are no
-    /// others.
+    /// Everything up to `version` is durable on all log servers of the live epoch: a proxy says so, or there
+    /// are no others.
     pub(super) fn raise_claim(&mut self, version: Version) {
         let generation = self.generation.as_mut().expect("it is about the live epoch");
         generation.claimed = generation.claimed.max(version);

@@ -4,8 +4,8 @@
 //! Pull --> trimmed? refuse
 //!      --> something new --> all in the tail: answer
 //!      |                 `-> else read, then answer
-//!      `-> nothing new   --> wait for a stream of it; for the version that it wants to know of, or the deadline:
-//!                            a progress mark
+//!      `-> nothing new   --> wait for a stream of it; for the version that it wants to know of, or the
+//!                            deadline: a progress mark
 //! ```
 //!
 //! A waiting pull is found by its streams: each version that becomes visible wakes those that asked for one of

@@ -12,13 +12,13 @@
 //!
 //! # Invariants
 //! - I1, I2: the chain begins at RV; a batch is decided and the chain is moved in one step.
-//! - I5: a read version below `max(RV, version - LIFE)` is too old, so what left the set can't be missed. The set begins
-//!   empty, which is safe since RTV - RV > 2 LIFE.
-//! - I15: verdicts are kept for their proxy until it says that it has them; the same batch gets the same verdicts. A
-//!   batch that is unknown and behind the chain has been answered: it is never answered again.
+//! - I5: a read version below `max(RV, version - LIFE)` is too old, so what left the set can't be missed. The
+//!   set begins empty, which is safe since RTV - RV > 2 LIFE.
+//! - I15: verdicts are kept for their proxy until it says that it has them; the same batch gets the same
+//!   verdicts. A batch that is unknown and behind the chain has been answered: it is never answered again.
 //!
-//! What is too much to wait is dropped; the proxy sends it again. When the set outgrows its memory, the window
-//! becomes shorter than LIFE: old reads are refused as too old, nothing is decided wrongly.
+//! What is too much to wait is dropped; the proxy sends it again. When the set outgrows its memory, the
+//! window becomes shorter than LIFE: old reads are refused as too old, nothing is decided wrongly.
 
 #[cfg(test)]
 mod tests;

@@ -1,3 +1,5 @@
+//! The role: chain, retransmissions, shares and memory.
+
 use std::collections::BTreeSet;
 
 use common::machine::Output;

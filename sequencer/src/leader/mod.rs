@@ -18,9 +18,9 @@
 //! | Refused | any | | a newer epoch exists: start over |
 //!
 //! # Invariants
-//! - I9: RV is the minimum durable version over the locked log servers. With static placement all of them must
-//!   answer, so that each is whole up to RV. A log that ends below its generation's first version has lost what it
-//!   had: its answer would drop everybody else's data, so the leader halts.
+//! - I9: RV is the minimum durable version over the locked log servers. With static placement all of them
+//!   must answer, so that each is whole up to RV. A log that ends below its generation's first version has
+//!   lost what it had: its answer would drop everybody else's data, so the leader halts.
 //! - I5: RTV - RV = FENCE_JUMP.
 //! - I10: `Serve` is sent only after the compare-and-set of Publishing is known to have succeeded.
 
@@ -223,8 +223,8 @@ impl Leader {
     fn handle_message(&mut self, cx: &mut Cx<'_>, from: Endpoint, epoch: Epoch, message: Message) {
         match message {
             Message::ClusterView(_) => self.handle_sign_of_life(cx, from),
-            // Answers to an older epoch's questions say nothing about this one; nor do its refusals, which would
-            // make each recovery the cause of the next.
+            // Answers to an older epoch's questions say nothing about this one; nor do its refusals, which
+            // would make each recovery the cause of the next.
             _ if epoch != self.epoch => {}
             Message::Refused(refused) => self.handle_refused(cx, from, refused.refusal.code()),
             Message::Locked(locked) => self.handle_locked(cx, from, locked),
@@ -267,8 +267,8 @@ impl Leader {
         self.arm_retry(cx);
     }
 
-    /// Nodes are asked again soon. A register is given more and more time: a new question makes the answer to the
-    /// one before worthless, so a slow register asked in haste would never be heard.
+    /// Nodes are asked again soon. A register is given more and more time: a new question makes the answer to
+    /// the one before worthless, so a slow register asked in haste would never be heard.
     fn arm_retry(&mut self, cx: &mut Cx<'_>) {
         let longest_ms = cx.knobs.recovery_retry_ms;
         let wait = match self.phase {

@@ -80,8 +80,8 @@ impl Leader {
         match checking {
             Some(Checking::Claim(wanted)) if self.state == wanted => self.claimed(cx),
             Some(Checking::Publish(wanted)) if self.state == wanted => self.published(cx),
-            // Not written, though it may still be on its way: the next write expects this revision, so that at
-            // most one of the two succeeds.
+            // Not written, though it may still be on its way: the next write expects this revision, so that
+            // at most one of the two succeeds.
             _ => self.claim(cx),
         }
     }

@@ -24,8 +24,8 @@ impl Leader {
         }
     }
 
-    /// Asks every node for a sign of life. A node that ended between its answer to Finding and the end of that phase
-    /// hears nothing that is meant for the life that is gone: only its new life's answer tells.
+    /// Asks every node for a sign of life. A node that ended between its answer to Finding and the end of
+    /// that phase hears nothing that is meant for the life that is gone: only its new life's answer tells.
     pub(super) fn ask_after_lives(&self, cx: &mut Cx<'_>) {
         for node in self.lives.keys() {
             let find = FindCluster { request: self.request };

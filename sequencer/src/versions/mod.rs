@@ -14,10 +14,11 @@
 //! - I1: each pair begins where the one before it ended; the first is (RV, RTV).
 //! - I2: to look at the chain's end and to move it is one step.
 //! - I15: a reply is kept until its proxy says that it has it; the same number gets the same pair.
-//! - Requests of one proxy are served in the order of their numbers. Where a proxy's numbers have a gap, the later
-//!   ones wait, at most [`REQUESTS_EARLY_MAX`] of them; the rest is dropped and comes again.
+//! - Requests of one proxy are served in the order of their numbers. Where a proxy's numbers have a gap, the
+//!   later ones wait, at most [`REQUESTS_EARLY_MAX`] of them; the rest is dropped and comes again.
 //!
-//! A pair that was handed out and never pushed is a hole that nobody can fill: the epoch of a proxy that died ends.
+//! A pair that was handed out and never pushed is a hole that nobody can fill: the epoch of a proxy that died
+//! ends.
 
 #[cfg(test)]
 mod tests;
@@ -35,8 +36,9 @@ pub const REPLIES_KEPT_MAX: usize = 4096;
 
 /// The version that follows `current` when `elapsed` has passed since it was handed out.
 ///
-/// It advances with the clock, so that a number of versions means a time; by one at least, so that versions are
-/// unique; and by `step_max` at most, so that the end of a pause does not push every reader out of the window.
+/// It advances with the clock, so that a number of versions means a time; by one at least, so that versions
+/// are unique; and by `step_max` at most, so that the end of a pause does not push every reader out of the
+/// window.
 #[must_use]
 pub fn figure_version(
     current: Version,
@@ -206,8 +208,8 @@ impl Sequencer {
         VersionReply { number, previous_version, version, commit_time: cx.wall }
     }
 
-    /// RV < RTV <= last, or RV = last before the first pair; replies lie in the served part, and early numbers
-    /// behind it.
+    /// RV < RTV <= last, or RV = last before the first pair; replies lie in the served part, and early
+    /// numbers behind it.
     pub fn check(&self) {
         assert!(self.recovery_version < self.first_version);
         assert!(

@@ -1,3 +1,5 @@
+//! Pairs, retransmissions, gaps and bounds of the sequencer.
+
 use common::machine::Output;
 use common::message::ResolverShare;
 use common::{FENCE_JUMP_VERSIONS, Incarnation, Knobs, NodeId, Peer, Prng, WallTime};

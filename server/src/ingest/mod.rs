@@ -1,10 +1,10 @@
 //! Ingesting an upstream exactly once: its position is stored in the same commit as the data.
 //!
 //! ```text
-//!  claim:   read + write <source>/owner  ----------------------> version V: whoever owned it before is refused
+//!  claim:   read + write <source>/owner  --------------------> version V: whoever owned it before is refused
 //!  resume:  pull <source>/position through V ------------------> position p
 //!  p+1..:   read <source>/owner at V, write <source>/position,
-//!           rows of one source transaction + put position  ----> one commit each, pipelined on one ordered lane
+//!           rows of one source transaction + put position  --> one commit each, pipelined on one ordered lane
 //! ```
 //!
 //! - A zombie's commits conflict on the owner key, since its claim is older.

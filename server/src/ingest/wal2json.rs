@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! {"action":"B","xid":739,...}
-//! {"action":"U","schema":"public","table":"t","columns":[{"name":"id","value":1},...],"identity":[...],"pk":[...]}
+//! {"action":"U","schema":"public","table":"t","columns":[{"name":"id","value":1},..],"identity":[..],"pk":[..]}
 //! {"action":"C","xid":739,...}
 //! ```
 //!
@@ -225,7 +225,11 @@ mod tests {
         Transactions::new(text.as_bytes()).collect()
     }
 
-    const UPDATE: &str = r#"{"action":"U","schema":"public","table":"t","columns":[{"name":"id","value":2},{"name":"x","value":null}],"identity":[{"name":"id","value":1}],"pk":[{"name":"id"}]}"#;
+    const UPDATE: &str = concat!(
+        r#"{"action":"U","schema":"public","table":"t","#,
+        r#""columns":[{"name":"id","value":2},{"name":"x","value":null}],"#,
+        r#""identity":[{"name":"id","value":1}],"pk":[{"name":"id"}]}"#
+    );
 
     #[test]
     fn a_changed_key_is_a_delete_and_a_put() {

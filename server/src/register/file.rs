@@ -9,9 +9,9 @@
 //!  24           -   value
 //! ```
 //!
-//! A write goes to the slot that does not hold the newest value, then fdatasync: a torn write leaves the other
-//! slot, and the writer never gets an answer. The directory's lock (held by the log's driver) keeps a second
-//! process out, so a compare-and-set is a compare and a write.
+//! A write goes to the slot that does not hold the newest value, then fdatasync: a torn write leaves the
+//! other slot, and the writer never gets an answer. The directory's lock (held by the log's driver) keeps a
+//! second process out, so a compare-and-set is a compare and a write.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;

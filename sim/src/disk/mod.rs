@@ -5,11 +5,11 @@
 //! background lane  | create | rename | one after the other
 //! ```
 //!
-//! - A write enters the volatile cache when it completes; one that a crash interrupts enters it sector by sector
-//!   or not at all. What still waits is gone.
+//! - A write enters the volatile cache when it completes; one that a crash interrupts enters it sector by
+//!   sector or not at all. What still waits is gone.
 //! - `durable` makes the file's pages durable that were written before it began, and its own.
-//! - `Create`, `Rename` and `Remove` are durable when they complete; one that a crash interrupts has happened or
-//!   not, and an interrupted `Create` may leave a shorter file.
+//! - `Create`, `Rename` and `Remove` are durable when they complete; one that a crash interrupts has happened
+//!   or not, and an interrupted `Create` may leave a shorter file.
 //! - A kill keeps the cache. A power cut keeps what is durable: see [`platter`].
 //! - A failed barrier leaves its pages readable and lost.
 

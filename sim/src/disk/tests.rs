@@ -1,3 +1,5 @@
+//! The simulated disk against the contract of the seam.
+
 use common::SegmentId;
 use common::disk::DiskOpId;
 

@@ -1,4 +1,5 @@
-//! I11, I12, O10, O11: consumers get committed versions only, whole, in order, without a gap, and all the same.
+//! I11, I12, O10, O11: consumers get committed versions only, whole, in order, without a gap, and all the
+//! same.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,8 @@
 //! Where the frames of versions lie on a disk, read off the bytes that a log server writes.
 //!
-//! Only this much of the log's format is known here: a frame begins with `MRFR`, has its own length at 40, its
-//! epoch at 56 and its version at 72, all little-endian; frames of one write follow each other, perhaps behind a
-//! page that heads the segment.
+//! Only this much of the log's format is known here: a frame begins with `MRFR`, has its own length at 40,
+//! its epoch at 56 and its version at 72, all little-endian; frames of one write follow each other, perhaps
+//! behind a page that heads the segment.
 
 use bytes::Bytes;
 use common::disk::PAGE_BYTES;

@@ -1,7 +1,7 @@
 //! I12: a stream's offsets are dense over all epochs, and every replica computes the same.
 //!
-//! Each epoch is a branch that grows out of its parent at RV. What an epoch that never reached the register wrote
-//! is on a branch of its own and in nobody's way.
+//! Each epoch is a branch that grows out of its parent at RV. What an epoch that never reached the register
+//! wrote is on a branch of its own and in nobody's way.
 
 use std::collections::BTreeMap;
 

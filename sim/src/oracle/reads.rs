@@ -1,5 +1,5 @@
-//! I4 (O4): a read version is at least every commit that was acknowledged before it was asked for, and a commit
-//! comes after every read version that was known when it began.
+//! I4 (O4): a read version is at least every commit that was acknowledged before it was asked for, and a
+//! commit comes after every read version that was known when it began.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,8 @@
 //! A cluster for tests: one struct that answers as proxies and log servers do, over a network that loses,
 //! doubles and reorders.
 //!
-//! It decides against the whole history, so its verdicts are right by construction: the truth that a session's
-//! results are compared with.
+//! It decides against the whole history, so its verdicts are right by construction: the truth that a
+//! session's results are compared with.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -7,8 +7,8 @@
 //! verify   everything that can be checked, and what is wrong
 //! ```
 //!
-//! It may run beside a live node: a tail that moves is no finding, and a segment that goes while it is read is
-//! skipped.
+//! It may run beside a live node: a tail that moves is no finding, and a segment that goes while it is read
+//! is skipped.
 
 mod verify;
 mod walk;
@@ -180,8 +180,8 @@ pub fn inspect(path: &Path) -> io::Result<Report> {
     })
 }
 
-/// Visits every good frame in the order of the log, or those of one segment, until the visitor breaks. Damage ends a
-/// segment early: [`inspect`] and [`verify`] say where.
+/// Visits every good frame in the order of the log, or those of one segment, until the visitor breaks. Damage
+/// ends a segment early: [`inspect`] and [`verify`] say where.
 ///
 /// # Errors
 /// When the directory or a file in it can't be opened.
@@ -207,12 +207,12 @@ pub fn frames(
     Ok(())
 }
 
-/// Visits every record of a stream in the order of the log, until the visitor breaks. Records above a recovery version
-/// are in the log too: their offsets come again in the next epoch.
+/// Visits every record of a stream in the order of the log, until the visitor breaks. Records above a
+/// recovery version are in the log too: their offsets come again in the next epoch.
 ///
 /// # Errors
-/// When the directory or a file in it can't be opened, and [`io::ErrorKind::InvalidData`] for a block whose checksum is
-/// right and whose records are not.
+/// When the directory or a file in it can't be opened, and [`io::ErrorKind::InvalidData`] for a block whose
+/// checksum is right and whose records are not.
 pub fn records(
     path: &Path,
     stream: StreamId,

@@ -1,3 +1,5 @@
+//! Offline inspection of good and damaged directories.
+
 use std::fs;
 
 use common::disk::{File, PAGE_BYTES};

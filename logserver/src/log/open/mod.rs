@@ -6,9 +6,10 @@
 //! ```
 //!
 //! - A segment goes on from the one before: by sequence and hash, unless segments between were recycled.
-//! - A torn tail is cut where the next segment, or nothing, goes on; the log always continues in a new segment,
-//!   so that what was cut can't become valid again.
-//! - Anything else that is damaged ends the process with a report; nothing is changed on the disk (`corrupt_log`).
+//! - A torn tail is cut where the next segment, or nothing, goes on; the log always continues in a new
+//!   segment, so that what was cut can't become valid again.
+//! - Anything else that is damaged ends the process with a report; nothing is changed on the disk
+//!   (`corrupt_log`).
 //! - Blocks that a later epoch dropped, by its start in the meta, are passed over.
 
 mod segments;
@@ -285,8 +286,9 @@ impl Log {
         self.sync_what_was_found(cx);
     }
 
-    /// What was read may have been written by a process that died before its barrier, and may not be durable yet.
-    /// Nothing is promised on it before a barrier, or a fact that was only written after one, vouches for it:
+    /// What was read may have been written by a process that died before its barrier, and may not be durable
+    /// yet. Nothing is promised on it before a barrier, or a fact that was only written after one, vouches
+    /// for it:
     ///
     /// ```text
     /// frames of a segment that another one follows      the first group of that one
@@ -366,8 +368,8 @@ impl Log {
             if self.segments.contains_key(id) {
                 continue;
             }
-            // The id will be given out again when no higher one is left. What the file holds under it would then
-            // count, if the file became that very segment.
+            // The id will be given out again when no higher one is left. What the file holds under it would
+            // then count, if the file became that very segment.
             if opening.used.contains(id) {
                 self.remove_segment(cx, *id);
             } else {

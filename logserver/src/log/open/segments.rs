@@ -180,7 +180,8 @@ impl Log {
         }
     }
 
-    /// A damaged header of a segment that is used otherwise costs no data, but somebody should look at the disk.
+    /// A damaged header of a segment that is used otherwise costs no data, but somebody should look at the
+    /// disk.
     fn warn_of_header(&mut self, cx: &mut Cx<'_>, id: SegmentId) {
         if self.opening().found[&id].header.is_none() {
             let detail = format!("the header of segment {id} is damaged; its frames are whole");
@@ -240,7 +241,8 @@ impl Log {
         Ok(())
     }
 
-    /// Enters a block of a frame of `epoch`, unless a later epoch dropped it: then its neighbours may be gone.
+    /// Enters a block of a frame of `epoch`, unless a later epoch dropped it: then its neighbours may be
+    /// gone.
     fn restore_block(
         &mut self,
         id: SegmentId,

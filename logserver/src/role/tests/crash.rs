@@ -378,8 +378,8 @@ fn what_kills_left_in_the_cache_is_synced_before_anything_is_promised_on_it() {
     assert!(sealed > 10 && metas_left > 10, "{sealed} footers found, {metas_left} slots unsynced");
 }
 
-/// The first group of a segment is torn, and the segment is no part of the log: its id is used again, its file
-/// must not be as it is.
+/// The first group of a segment is torn, and the segment is no part of the log: its id is used again, its
+/// file must not be as it is.
 #[test]
 fn no_spare_holds_anything_under_an_id_that_may_come_again() {
     let header = |rig: &Rig, file| {

@@ -1,7 +1,7 @@
 //! `millrace bench`: closed loops against a node in another process.
 //!
-//! A *client* is one caller that has one request on its way at a time. Callers share connections, as the tasks of a
-//! service do. Figures depend on the machine: compare them only within one run.
+//! A *client* is one caller that has one request on its way at a time. Callers share connections, as the
+//! tasks of a service do. Figures depend on the machine: compare them only within one run.
 
 mod append;
 mod pull;

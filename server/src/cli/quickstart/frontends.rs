@@ -1,8 +1,8 @@
 //! Act 2: concurrent frontends execute the same transactions anew, as SQL frontends would, on fresh streams.
 //!
-//! Each frontend has a connection and a view of its own. A transaction reads three balances at a read version, adds
-//! the delta, and commits with those reads and writes; whoever was overtaken does it again. The order is whatever it
-//! is: the four sums agree.
+//! Each frontend has a connection and a view of its own. A transaction reads three balances at a read
+//! version, adds the delta, and commits with those reads and writes; whoever was overtaken does it again. The
+//! order is whatever it is: the four sums agree.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -190,7 +190,8 @@ impl Fold {
         Ok(())
     }
 
-    /// Rows checked and rows wrong. Every row began with 0; one that no transaction touched is not in the log.
+    /// Rows checked and rows wrong. Every row began with 0; one that no transaction touched is not in the
+    /// log.
     fn compare(&self, capture: &Capture) -> Result<(u64, u64)> {
         let found = self.balances()?;
         let differs =

@@ -1,8 +1,10 @@
 //! `millrace quickstart`: the main job on real input, in two acts on a node of its own.
 //!
 //! ```text
-//! act 1, ingest       capture --Ingester--> node --SIGKILL, restart--> node --pull--> engine: rows = the database's
-//! act 2, frontends    8 frontends: read at a version, add, commit if nobody wrote, else again --> four equal sums
+//! act 1, ingest     capture --Ingester--> node --SIGKILL, restart--> node --pull--> engine: rows = the
+//!                   database's
+//! act 2, frontends  8 frontends: read at a version, add, commit if nobody wrote, else again --> four sums,
+//!                   equal
 //! ```
 
 mod frontends;
