@@ -18,9 +18,11 @@ use bytes::{Buf, Bytes};
 use common::message::{FindId, FoundId, FoundSection, IdFound};
 use common::record::{decode_records, sections};
 use common::{
-    Code, Cx, Endpoint, IdempotencyId, Note, Position, RequestId, StreamId, Time, Version, WallTime,
+    Code, Cx, Endpoint, IdempotencyId, Note, Plant, Position, RequestId, StreamId, Time, Version,
+    WallTime,
 };
 
+use super::known::KnownIds;
 use super::{FINDS, LogServer};
 
 /// Bytes of a section's entry in a record's value.
@@ -48,8 +50,7 @@ struct Waiting {
 /// The ids of recent transactions.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ids {
-    entries: BTreeMap<IdempotencyId, Entry>,
-    by_version: BTreeMap<Version, Vec<IdempotencyId>>,
+    known: KnownIds,
     /// By what they wait for.
     waiting: BTreeMap<(Version, u64), Waiting>,
     deadlines: BTreeSet<(Time, (Version, u64))>,
@@ -62,7 +63,7 @@ pub(super) struct Ids {
 
 impl Ids {
     pub(super) fn count(&self) -> usize {
-        self.entries.len()
+        self.known.len()
     }
 
     pub(super) fn waiting_count(&self) -> usize {
@@ -85,36 +86,34 @@ impl Ids {
                 return cx.note(Note::Warning { code: "bad_ids", detail });
             }
         };
-        for (id, entry) in found {
-            self.entries.insert(id, entry);
-            self.by_version.entry(version).or_default().push(id);
-        }
-        while self.entries.len() as u64 > cx.knobs.ids_max {
-            self.forget_oldest();
+        let ids: Vec<IdempotencyId> = found.iter().map(|(id, _)| *id).collect();
+        self.known.enter(version, commit_time, body, &ids);
+        while self.known.len() as u64 > cx.knobs.ids_max {
+            self.forget_first();
         }
     }
 
-    fn forget_oldest(&mut self) {
-        let (version, ids) = self.by_version.pop_first().expect("entries have versions");
+    fn forget_first(&mut self) {
+        let version = self.known.forget_first().expect("there are ids");
         self.forgotten_through = self.forgotten_through.max(version);
-        self.forget(version, &ids);
     }
 
-    fn forget(&mut self, version: Version, ids: &[IdempotencyId]) {
-        for id in ids {
-            // An id that was used again after its life belongs to the later version.
-            if self.entries.get(id).is_some_and(|entry| entry.position.version == version) {
-                self.entries.remove(id);
-            }
-        }
+    /// The transaction of that id at or below `through`.
+    fn find(&self, id: IdempotencyId, through: Version) -> Option<Entry> {
+        let block = self.known.find(id, through)?;
+        let found = parse_block(block.version, block.commit_time, &block.body);
+        let found = found.expect("it was parsed when it was entered");
+        found.into_iter().rfind(|(of, _)| *of == id).map(|(_, entry)| entry)
     }
 
     /// Versions above `version` are no part of history.
     pub(super) fn drop_above(&mut self, version: Version) {
-        while let Some(last) = self.by_version.last_entry().filter(|last| *last.key() > version) {
-            let (version, ids) = last.remove_entry();
-            self.forget(version, &ids);
-        }
+        self.known.drop_above(version);
+    }
+
+    pub(super) fn check(&self) {
+        self.known.check();
+        assert_eq!(self.deadlines.len(), self.waiting.len(), "each question has a deadline");
     }
 
     pub(super) fn arm(&mut self, cx: &mut Cx<'_>) {
@@ -144,7 +143,8 @@ impl LogServer {
 
     pub(super) fn handle_find_id(&mut self, cx: &mut Cx<'_>, from: Endpoint, find: FindId) {
         let limit = self.served_limit();
-        if limit >= find.at_least {
+        if limit >= find.at_least || cx.planted(Plant::FindTooEarly) {
+            let limit = limit.max(find.at_least);
             return self.answer_find(cx, from, find.request, find.id, limit);
         }
         if self.ids.waiting.len() as u64 >= cx.knobs.pulls_waiting_max {
@@ -193,8 +193,7 @@ impl LogServer {
         through: Version,
     ) {
         // What is above may still be replaced.
-        let entry = self.ids.entries.get(&id).filter(|entry| entry.position.version <= through);
-        let found = entry.map(|entry| {
+        let found = self.ids.find(id, through).map(|entry| {
             let version = entry.position.version;
             let sections = entry.sections.iter().map(|(stream, ordinal)| {
                 let block = self.log.index().block(*stream, version);
@@ -218,8 +217,8 @@ impl LogServer {
             return;
         }
         self.ids.trimmed_through = through;
-        while self.ids.by_version.first_key_value().is_some_and(|(first, _)| *first <= through) {
-            self.ids.forget_oldest();
+        while self.ids.known.first().is_some_and(|first| first <= through) {
+            self.ids.forget_first();
         }
         self.begin_trim(cx, None, StreamId::IDS, through);
     }

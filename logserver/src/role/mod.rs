@@ -28,6 +28,7 @@
 
 mod epoch;
 mod ids;
+mod known;
 mod pull;
 mod push;
 mod status;
@@ -38,7 +39,9 @@ mod trim;
 pub use status::{LogStatus, Standing};
 
 use common::message::{Message, Refused};
-use common::{Code, Cx, Endpoint, Epoch, Event, NodeId, Note, Refusal, RequestId, Timer, Version};
+use common::{
+    Code, Cx, Endpoint, Epoch, Event, NodeId, Note, Plant, Refusal, RequestId, Timer, Version,
+};
 
 use crate::log::{Log, LogEvent};
 use epoch::{Generation, Takeover};
@@ -137,6 +140,7 @@ impl LogServer {
     pub fn check(&self) {
         self.log.check();
         self.pulls.check();
+        self.ids.check();
         if let Some(generation) = &self.generation {
             generation.check(&self.log, self.locked);
         }
@@ -222,7 +226,9 @@ impl LogServer {
         match event {
             LogEvent::Opened => self.handle_opened(),
             LogEvent::IdBlock { version, commit_time, body } => {
-                self.enter_ids(cx, version, commit_time, &body);
+                if !cx.planted(Plant::IdsLost) {
+                    self.enter_ids(cx, version, commit_time, &body);
+                }
             }
             LogEvent::Flushed => self.announce_durable(cx),
             LogEvent::StateChanged => self.announce_state(cx),
