@@ -1,25 +1,21 @@
 //! The command line.
 
+mod batch;
+mod bugs;
+mod minimize;
+
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::process::ExitCode;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::{Mutex, OnceLock};
 
 use clap::{Parser, Subcommand, ValueEnum};
-use common::{Mark, Rarity};
-use serde::Serialize;
+use common::Mark;
+use sim::edits::Edits;
 use sim::run::{Options, Outcome, run};
 
 /// The exit code when a seed has failed.
 const FAILED: u8 = 10;
-/// Seeds of a batch after which a common mark must have been hit.
-const COMMON_SEEDS: u64 = 2_000;
-/// The same for an uncommon one.
-const UNCOMMON_SEEDS: u64 = 20_000;
-/// Failures that are printed in full, at most.
-const FAILURES_PRINTED_MAX: usize = 50;
 /// Lines of a trace that a replay prints when it fails, without `--trace`.
 const TAIL_LINES: usize = 60;
 
@@ -34,23 +30,9 @@ pub(crate) struct Command {
 #[derive(Subcommand, Debug)]
 enum Verb {
     /// Run a range of seeds, e.g. `sim run --seeds 0..10000 --minutes 5 -o json`
-    Run {
-        /// The seeds, `from..to`, to excluded
-        #[arg(long, value_parser = parse_range)]
-        seeds: (u64, u64),
-        /// Stop after so many minutes
-        #[arg(long)]
-        minutes: Option<u64>,
-        /// Threads
-        #[arg(long, default_value_t = 2)]
-        jobs: u64,
-        /// Run one seed in twenty twice and compare
-        #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
-        twice: bool,
-        /// How to print the result
-        #[arg(short, long, value_enum, default_value_t = Output::Text)]
-        output: Output,
-    },
+    Run(batch::RunArgs),
+    /// Run fresh seeds until the time is over; the first one is drawn and printed
+    Soak(batch::SoakArgs),
     /// Run one seed again and say what happens
     Replay {
         /// The seed
@@ -58,9 +40,41 @@ enum Verb {
         /// Print the whole trace
         #[arg(long)]
         trace: bool,
+        /// What to leave out, as `shrink` prints it
+        #[arg(long)]
+        edits: Option<String>,
+        /// The planted bug to switch on, e.g. P04
+        #[arg(long)]
+        plant: Option<String>,
     },
-    /// List all marks and how often they must be hit
-    Marks,
+    /// Find the fewest faults and operations with which a failing seed still fails
+    Shrink(minimize::ShrinkArgs),
+    /// Switch on each planted bug and run seeds until its oracle finds it
+    Bugs(bugs::BugsArgs),
+    /// Run a five-node cluster under the load of 20 clients and say how fast that goes
+    Bench {
+        /// How many seeds
+        #[arg(long, default_value_t = 20)]
+        seeds: u64,
+        /// Time between two operations of a client, ms, on average
+        #[arg(long, default_value_t = 100)]
+        think_ms: u64,
+    },
+    /// Print each seed's trace hash, to compare processes and builds
+    Hashes {
+        /// The seeds, `from..to`, to excluded
+        #[arg(long, value_parser = batch::parse_range)]
+        seeds: (u64, u64),
+    },
+    /// List all marks and how often they must be hit; with seeds, how often they are
+    Marks {
+        /// The seeds, `from..to`, to excluded
+        #[arg(long, value_parser = batch::parse_range)]
+        seeds: Option<(u64, u64)>,
+        /// Threads
+        #[arg(long, default_value_t = 2)]
+        jobs: u64,
+    },
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,47 +83,38 @@ enum Output {
     Json,
 }
 
-fn parse_range(text: &str) -> Result<(u64, u64), String> {
-    let (from, to) = text.split_once("..").ok_or("expected from..to")?;
-    let number = |text: &str| text.parse::<u64>().map_err(|error| format!("{text:?}: {error}"));
-    Ok((number(from)?, number(to)?))
-}
-
-#[derive(Serialize, Debug)]
-struct Failure {
-    seed: u64,
-    rule: String,
-    detail: String,
-    replay: String,
-    commit: &'static str,
-    config: serde_json::Value,
-}
-
-#[derive(Serialize, Debug, Default)]
-struct Summary {
-    seeds: u64,
-    failed: u64,
-    simulated_seconds: u64,
-    cpu_seconds: u64,
-    events: u64,
-    acknowledged: u64,
-    marks_unhit: Vec<&'static str>,
-    marks: BTreeMap<&'static str, u64>,
-    failures: Vec<Failure>,
-}
-
 impl Command {
     pub(crate) fn carry_out(self) -> ExitCode {
         // The failure itself says what a panic said; the hook's text would only mix threads.
         std::panic::set_hook(Box::new(remember_panic));
         match self.verb {
-            Verb::Run { seeds, minutes, jobs, twice, output } => {
-                run_seeds(seeds, minutes, jobs, twice, output)
+            Verb::Run(args) => batch::run_seeds(&args),
+            Verb::Soak(args) => batch::soak(&args),
+            Verb::Replay { seed, trace, edits, plant } => {
+                match replay_options(edits.as_deref(), plant.as_deref()) {
+                    Ok(options) => replay(seed, trace, &options),
+                    Err(what) => {
+                        say(&what);
+                        ExitCode::from(2)
+                    }
+                }
             }
-            Verb::Replay { seed, trace } => replay(seed, trace),
-            Verb::Marks => list_marks(),
+            Verb::Shrink(args) => minimize::shrink_seed(&args),
+            Verb::Bugs(args) => bugs::find_bugs(&args),
+            Verb::Bench { seeds, think_ms } => batch::bench(seeds, think_ms),
+            Verb::Hashes { seeds } => batch::print_hashes(seeds),
+            Verb::Marks { seeds, jobs } => list_marks(seeds, jobs),
         }
     }
+}
+
+fn replay_options(edits: Option<&str>, plant: Option<&str>) -> Result<Options, String> {
+    let edits: Edits = match edits {
+        Some(text) => serde_json::from_str(text).map_err(|error| format!("edits: {error}"))?,
+        None => Edits::default(),
+    };
+    let plants = plant.map_or(Ok(common::Plants::NONE), bugs::plant_named)?;
+    Ok(Options { edits, plants, with_text: true })
 }
 
 static LAST_PANIC: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
@@ -129,114 +134,17 @@ fn panic_place() -> String {
     last.and_then(|mut last| last.remove(&thread)).unwrap_or_default()
 }
 
-fn run_seeds(
-    (from, to): (u64, u64),
-    minutes: Option<u64>,
-    jobs: u64,
-    twice: bool,
-    output: Output,
-) -> ExitCode {
-    let deadline = minutes.map(|minutes| Instant::now() + Duration::from_secs(60 * minutes));
-    let (next, summary) = (AtomicU64::new(from), Mutex::new(Summary::default()));
-    std::thread::scope(|scope| {
-        for _ in 0..jobs {
-            scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= to || deadline.is_some_and(|deadline| Instant::now() > deadline) {
-                        break;
-                    }
-                    let outcome = run_checked(seed, twice && seed.is_multiple_of(20));
-                    let mut summary = summary.lock().expect("no thread panics with it");
-                    summary.add(outcome, output);
-                }
-            });
-        }
-    });
-    let mut summary = summary.into_inner().expect("all threads have ended");
-    summary.cpu_seconds = cpu_seconds();
-    summary.close();
-    match output {
-        Output::Json => say(&serde_json::to_string(&summary).expect("plain data serializes")),
-        Output::Text => say(&format!(
-            "{} seeds, {} failed, {} simulated s in {} CPU s, {} commits, {} events, {} marks unhit {:?}",
-            summary.seeds,
-            summary.failed,
-            summary.simulated_seconds,
-            summary.cpu_seconds,
-            summary.acknowledged,
-            summary.events,
-            summary.marks_unhit.len(),
-            summary.marks_unhit
-        )),
-    }
-    if summary.failed > 0 { ExitCode::from(FAILED) } else { ExitCode::SUCCESS }
-}
-
-/// Runs a seed, some of them twice: the trace must be the same.
-fn run_checked(seed: u64, twice: bool) -> Outcome {
-    let mut outcome = run(seed, Options::default());
+/// Runs a seed; says where it panicked if it did.
+fn run_placed(seed: u64, options: &Options) -> Outcome {
+    let mut outcome = run(seed, options);
     if let Some(failure) = outcome.failure.as_mut().filter(|failure| failure.rule == "panic") {
         failure.detail = format!("{} at {}", failure.detail, panic_place());
-    }
-    if twice && outcome.failure.is_none() {
-        let again = run(seed, Options { with_text: true });
-        if again.trace_hash != outcome.trace_hash || again.events != outcome.events {
-            let detail = format!(
-                "{:032x} after {} events, then {:032x} after {}",
-                outcome.trace_hash, outcome.events, again.trace_hash, again.events
-            );
-            outcome.failure = Some(sim::oracle::Violation { rule: "O18.determinism", detail });
-        }
     }
     outcome
 }
 
-impl Summary {
-    fn add(&mut self, outcome: Outcome, output: Output) {
-        self.seeds += 1;
-        self.simulated_seconds += outcome.simulated_ns / 1_000_000;
-        self.events += outcome.events;
-        self.acknowledged += outcome.acknowledged;
-        for (mark, count) in &outcome.marks {
-            *self.marks.entry(mark.name()).or_default() += count;
-        }
-        let Some(failure) = outcome.failure else { return };
-        self.failed += 1;
-        let replay = format!("cargo run --profile sim -p sim -- replay {}", outcome.seed);
-        if output == Output::Text && self.failures.len() < FAILURES_PRINTED_MAX {
-            say(&format!("FAIL seed={} {}: {}", outcome.seed, failure.rule, failure.detail));
-            say(&format!("     commit={} {replay}", commit()));
-        }
-        self.failures.push(Failure {
-            seed: outcome.seed,
-            rule: failure.rule.to_owned(),
-            detail: failure.detail,
-            replay,
-            commit: commit(),
-            config: serde_json::from_str(&outcome.config).unwrap_or_default(),
-        });
-    }
-
-    /// Turns sums into what is printed.
-    fn close(&mut self) {
-        self.simulated_seconds /= 1_000;
-        let due = |rarity| match rarity {
-            Rarity::Common => self.seeds >= COMMON_SEEDS,
-            Rarity::Uncommon => self.seeds >= UNCOMMON_SEEDS,
-            Rarity::Rare => false,
-        };
-        self.marks_unhit = Mark::ALL
-            .iter()
-            .filter(|mark| due(mark.rarity()) && !self.marks.contains_key(mark.name()))
-            .map(|mark| mark.name())
-            .collect();
-        self.failures.truncate(FAILURES_PRINTED_MAX);
-    }
-}
-
-fn replay(seed: u64, trace: bool) -> ExitCode {
-    let outcome = run(seed, Options { with_text: true });
+fn replay(seed: u64, trace: bool, options: &Options) -> ExitCode {
+    let outcome = run(seed, options);
     say(&outcome.config);
     let skip = match (trace, &outcome.failure) {
         (true, _) => 0,
@@ -260,29 +168,35 @@ fn replay(seed: u64, trace: bool) -> ExitCode {
     }
 }
 
-fn list_marks() -> ExitCode {
+fn list_marks(seeds: Option<(u64, u64)>, jobs: u64) -> ExitCode {
+    let counts: BTreeMap<&str, u64> =
+        seeds.map(|seeds| batch::count_marks(seeds, jobs)).unwrap_or_default();
     for mark in Mark::ALL {
-        say(&format!("{:10} {}", format!("{:?}", mark.rarity()), mark.name()));
+        let rarity = format!("{:?}", mark.rarity());
+        match seeds {
+            None => say(&format!("{rarity:10} {}", mark.name())),
+            Some(_) => {
+                let count = counts.get(mark.name()).copied().unwrap_or(0);
+                say(&format!("{count:10} {rarity:10} {}", mark.name()));
+            }
+        }
     }
     ExitCode::SUCCESS
 }
 
-/// The commit that this was built from, for reports.
+/// The commit of the checkout that this runs in, for reports.
 fn commit() -> &'static str {
-    option_env!("MILLRACE_COMMIT").unwrap_or("unknown")
+    static COMMIT: OnceLock<String> = OnceLock::new();
+    COMMIT.get_or_init(|| {
+        let asked =
+            std::process::Command::new("git").args(["rev-parse", "--short", "HEAD"]).output();
+        let answer = asked.ok().filter(|answer| answer.status.success());
+        let text = answer.and_then(|answer| String::from_utf8(answer.stdout).ok());
+        text.map_or_else(|| "unknown".to_owned(), |text| text.trim().to_owned())
+    })
 }
 
 fn say(line: &str) {
     // A closed pipe is the reader's business.
     let _ = writeln!(std::io::stdout().lock(), "{line}");
-}
-
-/// CPU time of this process so far, by the kernel's account.
-fn cpu_seconds() -> u64 {
-    const TICKS_PER_SECOND: u64 = 100;
-    let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else { return 0 };
-    let behind_name = stat.rsplit(')').next().unwrap_or_default();
-    let fields: Vec<&str> = behind_name.split_whitespace().collect();
-    let ticks = |at: usize| fields.get(at).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
-    (ticks(11) + ticks(12)) / TICKS_PER_SECOND
 }

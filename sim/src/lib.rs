@@ -4,7 +4,9 @@
 pub mod clock;
 pub mod cluster;
 pub mod disk;
+pub mod edits;
 pub mod faults;
+pub mod layout;
 pub mod network;
 pub mod observe;
 pub mod oracle;
@@ -12,6 +14,7 @@ pub mod process;
 pub mod random;
 pub mod register;
 pub mod run;
+pub mod shrink;
 pub mod swarm;
 pub mod trace;
 pub mod workload;

@@ -11,12 +11,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use common::disk::File;
 use common::register::RegisterState;
-use common::{Mark, NodeId, Prng};
-use sequencer::leader::Topology;
+use common::{Mark, NodeId, Plants, Prng};
 
 use crate::clock::Moment;
 use crate::cluster::Cluster;
 use crate::disk::Crash;
+use crate::edits::Edits;
 use crate::faults::{self, Fault, Later};
 use crate::observe::ConsumerId;
 use crate::oracle::{Oracles, Probe, Violation};
@@ -34,14 +34,21 @@ const AFTER_CHAOS_MS: u64 = 200;
 const LIVENESS_MS: u64 = 60_000;
 /// Phases look around this often, ms.
 const LOOK_MS: u64 = 5;
-/// Events of a run, at most: more is a storm.
+/// Events in so many ms, at most: more is a storm.
+const WINDOW_MS: u64 = 100;
+const WINDOW_EVENTS_MAX: u64 = 200_000;
+/// Events of a run, at most.
 const EVENTS_MAX: u64 = 20_000_000;
 
 /// What is wanted beside the verdict.
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Default, Debug)]
 pub struct Options {
     /// Keep the text of the trace.
     pub with_text: bool,
+    /// Bugs that the roles have.
+    pub plants: Plants,
+    /// What is left out of the run.
+    pub edits: Edits,
 }
 
 /// How a run ended.
@@ -63,15 +70,26 @@ pub struct Outcome {
     pub marks: BTreeMap<Mark, u64>,
     /// What was broken, if anything.
     pub failure: Option<Violation>,
+    /// How many faults the run's list had.
+    pub faults: usize,
+    /// How many operations each client began.
+    pub operations: BTreeMap<u64, u64>,
     /// The last lines of the trace, when they were wanted.
     pub text: Vec<String>,
 }
 
 /// Runs a seed.
 #[must_use]
-pub fn run(seed: u64, options: Options) -> Outcome {
-    let randomness = Randomness::new(seed);
-    let config = Config::draw(randomness);
+pub fn run(seed: u64, options: &Options) -> Outcome {
+    run_config(Config::draw(Randomness::new(seed)), options)
+}
+
+/// Runs a seed with a configuration of its own.
+#[must_use]
+pub fn run_config(mut config: Config, options: &Options) -> Outcome {
+    let (seed, randomness) = (config.seed, Randomness::new(config.seed));
+    options.edits.simplify(&mut config);
+    config.knobs.plants = options.plants;
     let json = config.to_json();
     let mut run = Run::new(config, randomness, options);
     let judged = catch_unwind(AssertUnwindSafe(|| run.through_all_phases()));
@@ -88,6 +106,8 @@ pub fn run(seed: u64, options: Options) -> Outcome {
         acknowledged: run.oracles.acknowledged_count(),
         marks: run.marks,
         failure,
+        faults: run.fault_count,
+        operations: run.shared.borrow().begun.clone(),
         text: run.world.trace().lines().to_vec(),
     }
 }
@@ -105,6 +125,9 @@ struct Run {
     nodes: Vec<NodeId>,
     clients: Vec<NodeId>,
     plan: Vec<(Moment, Fault)>,
+    fault_count: usize,
+    /// The present window of the storm rule: its start, and the events before it.
+    window: (Moment, u64),
     /// What a wake-up number stands for.
     later: BTreeMap<u64, Turn>,
     next_turn: u64,
@@ -133,8 +156,8 @@ impl Probe for Eyes<'_> {
 }
 
 impl Run {
-    fn new(config: Config, randomness: Randomness, options: Options) -> Self {
-        let nodes: Vec<NodeId> = (1..=config.nodes).map(NodeId).collect();
+    fn new(config: Config, randomness: Randomness, options: &Options) -> Self {
+        let nodes: Vec<NodeId> = (1..=config.layout.nodes).map(NodeId).collect();
         let clients: Vec<NodeId> = (0..config.writers + config.consumers)
             .map(|place| NodeId(FIRST_CLIENT + place))
             .collect();
@@ -142,11 +165,18 @@ impl Run {
         let consumers = consumers.map(ConsumerId);
         let shared =
             Shared::new(config.mix.clone(), config.knobs.clone(), nodes.clone(), consumers);
-        let topology = Topology::single(nodes[0]);
+        {
+            let mut shared = shared.borrow_mut();
+            shared.seed = config.seed;
+            shared.skipped.clone_from(&options.edits.operations);
+        }
+        let topology = config.layout.topology();
         let cluster = Cluster::new(topology, config.knobs.clone(), config.writers, shared.clone());
         let profile = config.profile.clone();
         let world = World::new(profile, randomness, cluster, options.with_text);
-        let plan = faults::plan(&config, &nodes, &clients, randomness);
+        let mut plan = faults::plan(&config, &nodes, &clients, randomness);
+        let fault_count = plan.len();
+        options.edits.thin(&mut plan);
         Self {
             config,
             world,
@@ -155,6 +185,8 @@ impl Run {
             nodes,
             clients,
             plan,
+            fault_count,
+            window: (Moment::ZERO, 0),
             later: BTreeMap::new(),
             next_turn: 0,
             is_calm: false,
@@ -232,11 +264,22 @@ impl Run {
                     self.judge()?;
                 }
             }
-            let events = self.world.trace().event_count();
-            if events > EVENTS_MAX {
-                let detail = format!("{events} events in {:?}", self.world.now());
-                return Err(Violation { rule: "O15.storm", detail });
-            }
+            self.world.check_states();
+            self.judge_pace()?;
+        }
+        Ok(())
+    }
+
+    /// O15: nobody works without a pause.
+    fn judge_pace(&mut self) -> Result<(), Violation> {
+        let (events, now) = (self.world.trace().event_count(), self.world.now());
+        let (since, before) = self.window;
+        if events - before > WINDOW_EVENTS_MAX || events > EVENTS_MAX {
+            let detail = format!("{} events between {since:?} and {now:?}", events - before);
+            return Err(Violation { rule: "O15.storm", detail });
+        }
+        if now.0 - since.0 > WINDOW_MS * MS {
+            self.window = (now, events);
         }
         Ok(())
     }
@@ -320,7 +363,9 @@ mod tests {
     #[test]
     fn one_seed_is_one_trace_and_another_seed_another() {
         let hash = |seed, with_text| {
-            let outcome = run(seed, Options { with_text });
+            let mut config = Config::draw(Randomness::new(seed));
+            (config.chaos_ms, config.writers) = (100, 2);
+            let outcome = run_config(config, &Options { with_text, ..Options::default() });
             (outcome.trace_hash, outcome.events)
         };
         let first = hash(3, false);

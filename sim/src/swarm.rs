@@ -10,6 +10,7 @@ use common::{Knobs, Prng};
 use serde::Serialize;
 
 use crate::disk::DiskProfile;
+use crate::layout::Layout;
 use crate::network::NetworkProfile;
 use crate::random::{Randomness, log_uniform};
 use crate::register::RegisterProfile;
@@ -54,8 +55,8 @@ pub struct Config {
     pub seed: u64,
     /// Whether there are no faults at all.
     pub is_calm: bool,
-    /// How many nodes.
-    pub nodes: u64,
+    /// Where the roles live.
+    pub layout: Layout,
     /// How many clients that write.
     pub writers: u64,
     /// How many clients that only consume.
@@ -82,6 +83,8 @@ impl Config {
         let mut prng = randomness.stream("swarm", 0);
         let is_calm = prng.chance(1, 20);
         let mut knobs = Knobs::small();
+        // A wait and the drift of two clocks over it must fit into a client's patience.
+        knobs.pull_wait_ms_max = 500;
         let everyday = knobs.clone();
         if prng.chance(4, 5) {
             knobs.randomize(&mut randomness.stream("knobs", 0));
@@ -90,19 +93,35 @@ impl Config {
         let changed = knobs.list().into_iter().zip(everyday.list());
         let knobs_changed = changed.filter(|(new, old)| new != old).map(|(new, _)| new).collect();
         let consumers = prng.between(1, 3);
+        let layout = Layout::draw(&mut randomness.stream("swarm layout", 0));
+        let mix = Mix::draw(&mut randomness.stream("swarm mix", 0));
+        // Runs take about as long as each other: who thinks longer gets more time.
+        let stretch = u64::from(mix.think_us.ilog10().pow(2) / 4).max(1);
         Self {
             seed: randomness.seed(),
             is_calm,
-            nodes: 1,
+            layout,
             writers: prng.between(1, 8),
             consumers,
-            chaos_ms: log_uniform(&mut prng, 300, 4_000),
+            chaos_ms: log_uniform(&mut prng, 300, 4_000) * stretch,
             profile: profile(is_calm, &mut randomness.stream("swarm profile", 0)),
             rates: rates(is_calm, &mut randomness.stream("swarm rates", 0)),
-            mix: Mix::draw(&mut randomness.stream("swarm mix", 0)),
+            mix,
             knobs_changed,
             knobs,
         }
+    }
+
+    /// The run of the benchmark: five nodes, three copies, 20 clients; a seed's network, disks and faults.
+    #[must_use]
+    pub fn bench(seed: u64, think_ms: u64) -> Self {
+        let randomness = Randomness::new(seed);
+        let mut config = Self::draw(randomness);
+        let layout = Layout::spread(5, &mut randomness.stream("bench layout", 0));
+        config.layout = Layout { replication: 3.min(layout.log_servers.len() as u8), ..layout };
+        (config.writers, config.consumers, config.chaos_ms) = (18, 2, 10_000);
+        config.mix.think_us = 1_000 * think_ms;
+        config
     }
 
     /// One JSON line.

@@ -103,6 +103,7 @@ pub struct World<S: Spawn> {
     slots: Vec<Option<Event>>,
     free: Vec<u32>,
     gives: u64,
+    unchecked: Vec<NodeId>,
     next_arming: u64,
     hosts: BTreeMap<NodeId, Host<S::Process>>,
     network: Network,
@@ -126,6 +127,7 @@ impl<S: Spawn> World<S> {
             slots: Vec::new(),
             free: Vec::new(),
             gives: 0,
+            unchecked: Vec::new(),
             next_arming: 0,
             hosts: BTreeMap::new(),
             network: Network::new(profile.network.clone(), randomness),
@@ -194,6 +196,15 @@ impl<S: Spawn> World<S> {
     /// Whether anything has.
     pub const fn has_happened(&self) -> bool {
         !self.happened.is_empty()
+    }
+
+    /// Checks the states that the last events have changed. Oracles come first: they say more.
+    pub fn check_states(&mut self) {
+        for node in core::mem::take(&mut self.unchecked) {
+            if let Some(process) = self.process(node) {
+                process.check();
+            }
+        }
     }
 
     /// The wake-ups that have come since the last call.
@@ -399,7 +410,7 @@ impl<S: Spawn> World<S> {
         let me = life.me;
         life.process.step(&mut step, input);
         if is_check_due {
-            life.process.check();
+            self.unchecked.push(me.node);
         }
         for effect in out.drain(..) {
             self.effect(me, effect);

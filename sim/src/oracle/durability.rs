@@ -3,7 +3,7 @@
 //! White-box: at the moment of the announcement the simulated disk is asked. That finds an announcement before
 //! its barrier without any crash.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use common::disk::{DiskOp, DiskRequest, File};
 use common::{Endpoint, Epoch, NodeId, Note, Role, Version};
@@ -23,6 +23,8 @@ struct Place {
 struct Server {
     /// Where the newest frame of each version was written.
     frames: BTreeMap<Version, Place>,
+    /// Segments that were recycled: that nothing in them is needed is for others to judge (I13).
+    recycled: BTreeSet<File>,
     /// Accepted, and not yet seen to be durable.
     unproven: BTreeMap<Version, Epoch>,
     /// The newest announcement.
@@ -62,6 +64,12 @@ impl Durability {
             }
             Note::Durable { epoch, version } => self.durable(from, *epoch, *version, probe),
             Note::Locked { epoch, durable } => self.locked(from, *epoch, *durable, probe),
+            Note::Recycled { last_version, .. } => {
+                let server = self.servers.entry(from.node).or_default();
+                let file = server.frames.get(last_version).map(|place| place.file);
+                server.recycled.extend(file);
+                Ok(())
+            }
             Note::Opened { durable, .. } => self.opened(from, *durable, facts),
             Note::Acknowledged { epoch, position, client, .. } if client.role == Role::Client => {
                 self.acknowledged(*epoch, position.version, facts, probe)
@@ -138,9 +146,12 @@ impl Durability {
                 durable >= version,
                 "{version} of {epoch} is acknowledged, but {node} is durable up to {durable} only"
             );
-            let place = self.servers.get(&node).and_then(|server| server.frames.get(&version));
+            let server = self.servers.get(&node);
+            let place = server.and_then(|server| server.frames.get(&version));
+            let is_recycled = |file| server.is_some_and(|server| server.recycled.contains(&file));
             let survives = place.is_some_and(|place| {
-                probe.would_survive(node, place.file, place.offset, place.bytes)
+                is_recycled(place.file)
+                    || probe.would_survive(node, place.file, place.offset, place.bytes)
             });
             demand!(
                 "I3.survives",

@@ -26,8 +26,8 @@ pub(super) struct Facts {
     durable: BTreeMap<(Epoch, NodeId), Version>,
     acknowledged: Version,
     acknowledged_count: u64,
-    /// The answers that clients can have got: the same request never has two.
-    answers: BTreeMap<(Endpoint, u64), common::Position>,
+    /// The answers that clients can have got: the same request to the same proxy never has two.
+    answers: BTreeMap<((NodeId, Role), Endpoint, u64), common::Position>,
     /// The highest version that a consumer was given.
     delivered: Version,
 }
@@ -76,7 +76,8 @@ impl Facts {
                         "{position} of {epoch} acknowledged, but {next} began at {rv}"
                     );
                 }
-                let earlier = self.answers.insert((*client, request.0), *position);
+                let key = ((from.node, from.role), *client, request.0);
+                let earlier = self.answers.insert(key, *position);
                 demand!(
                     "I15.one_answer",
                     earlier.is_none_or(|earlier| earlier == *position),
@@ -139,6 +140,13 @@ impl Facts {
 
     pub(super) fn newest_beginning(&self) -> Option<(Epoch, Beginning)> {
         self.beginnings.last_key_value().map(|(epoch, beginning)| (*epoch, *beginning))
+    }
+
+    /// Whether a later epoch began below a version: nobody will ever read it, and it may go.
+    pub(super) fn is_rolled_back(&self, version: Version) -> bool {
+        let Some(epoch) = self.assigned.get(&version) else { return false };
+        let later = self.beginnings.range(epoch.plus(1)..);
+        later.into_iter().any(|(_, beginning)| beginning.recovery_version < version)
     }
 
     pub(super) fn is_written(&self, epoch: Epoch) -> bool {

@@ -124,7 +124,7 @@ impl Oracles {
         self.durability.note(from, note, facts, probe)?;
         self.offsets.note(from, note, facts)?;
         self.consumers.note(from, note, facts)?;
-        self.trims.note(from, note)
+        self.trims.note(from, note, facts)
     }
 
     fn judge_seen(&mut self, client: Peer, observation: &Observation) -> Judged {

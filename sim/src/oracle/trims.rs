@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use common::{Endpoint, NodeId, Note, Offset, Peer, StreamId, Version};
 
+use super::facts::Facts;
 use super::{Judged, demand};
 use crate::observe::Observation;
 
@@ -21,7 +22,7 @@ pub(super) struct Trims {
 }
 
 impl Trims {
-    pub(super) fn note(&mut self, from: Endpoint, note: &Note) -> Judged {
+    pub(super) fn note(&mut self, from: Endpoint, note: &Note, facts: &Facts) -> Judged {
         match note {
             Note::Trimmed { stream, through, first_offset } if !stream.is_system() => {
                 let asked = self.asked.get(stream).copied().unwrap_or_default();
@@ -56,7 +57,7 @@ impl Trims {
                     let trimmed = self.persisted.get(&key).copied().unwrap_or_default();
                     demand!(
                         "I13.recycled",
-                        *last <= trimmed,
+                        *last <= trimmed || facts.is_rolled_back(*last),
                         "{from:?} drops {last} of {stream}, trimmed to {trimmed} (segment up to {last_version})"
                     );
                 }

@@ -6,7 +6,8 @@ use common::record::{Op, Record};
 use common::{Code, Cx, StreamId};
 
 use super::actor::{Caller, Io};
-use super::plan::{balance_of, is_whole, txn_of};
+use super::plan::{balance_of, goes_on, is_whole, list_of, txn_of};
+use super::writer::LIST_PREFIX;
 use super::{Cursor, FIRST_CLIENT};
 use crate::observe::{ConsumerId, Observation, SeenBlock, SeenSection};
 
@@ -124,6 +125,17 @@ fn fold(cursor: &mut Cursor, batch: &Batch, accounts: StreamId) -> Option<String
     for block in batch.blocks.iter().filter(|block| block.stream == accounts) {
         for delivered in block.records().ok()? {
             let Record { op: Op::Put, key, value, .. } = delivered.record else { continue };
+            if key.starts_with(LIST_PREFIX) {
+                let list = list_of(&value).unwrap_or_default();
+                let before = cursor.lists.insert(key.to_vec(), list.clone()).unwrap_or_default();
+                if !goes_on(&before, &list) {
+                    return Some(format!(
+                        "a list was {before:?} and is {list:?} at {}",
+                        batch.version
+                    ));
+                }
+                continue;
+            }
             cursor.balances.insert(key.to_vec(), balance_of(&value).unwrap_or(i64::MIN / 2));
         }
     }

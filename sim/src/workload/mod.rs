@@ -15,7 +15,7 @@ mod plan;
 mod writer;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use common::{Knobs, NodeId, Prng, StreamId, Version};
@@ -52,6 +52,14 @@ pub struct Mix {
     pub describe: u64,
     /// A trim of a stream to the slowest consumer's place.
     pub trim: u64,
+    /// Some appends in an ordered lane, perhaps with one that fails.
+    pub lane: u64,
+    /// A read version from the future.
+    pub future: u64,
+    /// Two keys read, one of them written: write skew if both commit; or a range read and a key of it written.
+    pub skew: u64,
+    /// A list read and written back with one element more.
+    pub list: u64,
     /// User streams, the accounts among them.
     pub streams: u64,
     /// Conflict keys and accounts.
@@ -85,6 +93,10 @@ impl Mix {
             read_version: share(50),
             describe: share(30),
             trim: share(40),
+            lane: share(40),
+            future: share(20),
+            skew: share(40),
+            list: share(40),
             streams: 0,
             keys: 0,
             record_bytes_max: 0,
@@ -92,12 +104,12 @@ impl Mix {
             think_us: 0,
             consumer_rest_us: 0,
         };
-        mix.append = mix.append.max(u64::from(mix.transfer == 0));
+        mix.append = mix.append.max(u64::from(mix.transfer + mix.list == 0));
         mix.streams = prng.between(2, 6);
         mix.keys = *prng.pick(&[2, 5, 50, 500]);
-        mix.record_bytes_max = *prng.pick(&[16, 100, 1000, 12_000]);
+        mix.record_bytes_max = *prng.pick(&[16, 16, 100, 100, 100, 1000, 1000, 12_000]);
         mix.calls_max = prng.between(1, 12);
-        mix.think_us = *prng.pick(&[100, 1_000, 5_000, 30_000]);
+        mix.think_us = *prng.pick(&[200, 2_000, 20_000, 50_000, 100_000]);
         mix.consumer_rest_us = *prng.pick(&[0, 0, 1_000, 100_000]);
         mix
     }
@@ -110,6 +122,8 @@ pub struct Cursor {
     pub through: Version,
     /// Each account's balance.
     pub balances: BTreeMap<Vec<u8>, i64>,
+    /// Each list's elements.
+    pub lists: BTreeMap<Vec<u8>, Vec<u64>>,
 }
 
 /// What the application keeps outside its clients: it survives their crashes.
@@ -133,8 +147,34 @@ pub struct Shared {
     pub open_calls: BTreeMap<NodeId, usize>,
     /// Commits that were seen.
     pub committed_count: u64,
+    /// The newest version that any client has seen.
+    pub newest: Version,
+    /// The seed: each operation has randomness of its own, so that leaving one out does not change the others.
+    pub seed: u64,
+    /// Operations that are left out: the client, and its how manieth.
+    pub skipped: BTreeSet<(u64, u64)>,
+    /// How many operations each client has begun.
+    pub begun: BTreeMap<u64, u64>,
     next_txn: u64,
-    unsettled: BTreeMap<NodeId, BTreeMap<TxnId, Plan>>,
+    unsettled: BTreeMap<NodeId, BTreeMap<TxnId, Unsettled>>,
+}
+
+/// A transaction without an outcome, and when it was first submitted: the log remembers its id for a while only.
+#[derive(Clone, Debug)]
+struct Unsettled {
+    plan: Plan,
+    newest: Version,
+    named: u64,
+}
+
+impl Unsettled {
+    /// Whether the log is sure to remember its id still.
+    const fn is_remembered(&self, shared: &Shared) -> bool {
+        let passed = shared.newest.0.saturating_sub(self.newest.0);
+        let named = shared.next_txn - self.named;
+        // An epoch that nobody has seen yet, and ids that clients draw for themselves, must fit in as well.
+        passed < shared.knobs.id_life_versions / 4 && named < shared.knobs.ids_max / 8
+    }
 }
 
 /// The handle that actors share; a run is one thread.
@@ -161,6 +201,10 @@ impl Shared {
             want: Version::ZERO,
             open_calls: BTreeMap::new(),
             committed_count: 0,
+            newest: Version::ZERO,
+            seed: 0,
+            skipped: BTreeSet::new(),
+            begun: BTreeMap::new(),
             next_txn: 1,
             unsettled: BTreeMap::new(),
         }))
@@ -176,6 +220,15 @@ impl Shared {
     #[must_use]
     pub fn consumed(&self) -> Version {
         self.cursors.values().map(|cursor| cursor.through).min().unwrap_or_default()
+    }
+
+    /// The next operation of a client: its randomness, unless it is left out.
+    fn begin_operation(&mut self, client: NodeId) -> Option<Prng> {
+        let begun = self.begun.entry(client.0).or_default();
+        let place = *begun;
+        *begun += 1;
+        let is_skipped = self.skipped.contains(&(client.0, place));
+        (!is_skipped).then(|| Prng::derive(self.seed, "operation", client.0 << 32 | place))
     }
 
     const fn name_txn(&mut self) -> TxnId {
@@ -198,7 +251,7 @@ mod tests {
     fn every_mix_writes_something() {
         for seed in 0..200 {
             let mix = Mix::draw(&mut Prng::new(seed));
-            assert!(mix.append + mix.transfer > 0, "seed {seed}");
+            assert!(mix.append + mix.transfer + mix.list > 0, "seed {seed}");
             assert!(mix.streams >= 2 && mix.keys >= 2);
         }
     }

@@ -138,6 +138,32 @@ pub(super) fn balance_value(txn: TxnId, balance: i64) -> Bytes {
     value.freeze()
 }
 
+/// Elements that a list keeps, at most; the oldest go.
+pub(super) const LIST_MAX: usize = 24;
+
+/// The value of a list: the name, then the elements, the last of which is the name again.
+pub(super) fn list_value(txn: TxnId, before: &[u64]) -> Bytes {
+    let kept = &before[before.len().saturating_sub(LIST_MAX - 1)..];
+    let mut value = BytesMut::with_capacity(2 * NAME_BYTES + 8 * kept.len());
+    value.put_u64_le(txn.0);
+    kept.iter().for_each(|element| value.put_u64_le(*element));
+    value.put_u64_le(txn.0);
+    value.freeze()
+}
+
+/// The elements in a value, if it is a list.
+pub(super) fn list_of(value: &[u8]) -> Option<Vec<u64>> {
+    let (words, rest) = value.get(NAME_BYTES..)?.as_chunks::<8>();
+    rest.is_empty().then(|| words.iter().map(|word| u64::from_le_bytes(*word)).collect())
+}
+
+/// Whether a list goes on from what it was: one element more, nothing lost but the oldest.
+pub(super) fn goes_on(before: &[u64], after: &[u64]) -> bool {
+    let Some((_, kept)) = after.split_last() else { return false };
+    let oldest = before.len().saturating_sub(LIST_MAX - 1);
+    before[oldest..] == *kept
+}
+
 /// Whose record it is.
 pub(super) fn txn_of(value: &[u8]) -> Option<TxnId> {
     let name = value.get(..NAME_BYTES)?.try_into().ok()?;
@@ -172,6 +198,11 @@ mod tests {
             bad[at] ^= 1;
             assert!(!is_whole(&bad), "byte {at}");
         }
+        let list = list_of(&list_value(TxnId(3), &[1, 2])).unwrap();
+        assert_eq!(list, [1, 2, 3]);
+        assert!(goes_on(&[1, 2], &list) && !goes_on(&[1], &list) && !goes_on(&[1, 2, 9], &list));
+        let long: Vec<u64> = (0..LIST_MAX as u64).collect();
+        assert!(goes_on(&long, &list_of(&list_value(TxnId(99), &long)).unwrap()));
         let value = balance_value(TxnId(8), -5);
         assert_eq!((txn_of(&value), balance_of(&value)), (Some(TxnId(8)), Some(-5)));
     }

@@ -4,21 +4,27 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use client::Error;
 use client::View;
-use client::session::{Answer, CallId, Committed, PullFrom, PullerId, Session};
-use common::{Code, Cx, IdempotencyId, StreamId, Version};
+use client::session::{Answer, CallId, Committed, LaneId, PullFrom, PullerId, Session};
+use common::{Code, Cx, IdempotencyId, Position, StreamId, Version};
 
 use super::actor::{Caller, Io};
-use super::plan::{Naming, Plan, Span, Write, balance_of, balance_value, event_value};
-use super::{Mix, stream_name};
+use super::plan::{
+    Naming, Plan, Span, Write, balance_of, balance_value, event_value, list_of, list_value,
+};
+use super::{Mix, Unsettled, stream_name};
 use crate::observe::{Observation, TxnId};
 
 /// Versions that an ancient read lies behind, at most.
 const ANCIENT_VERSIONS: u64 = 30_000_000;
+/// Versions that a read from the future lies ahead, at least: no run gets there.
+const FUTURE_VERSIONS_MIN: u64 = 10_000_000_000;
 
 /// What a call was for.
 #[derive(Clone, Debug)]
 enum Doing {
     Commit(TxnId),
+    /// The same, as part of a lane.
+    Ordered(LaneId, TxnId),
     /// A read version, and what it is for.
     ReadVersion(u64, Next),
     Follow,
@@ -34,6 +40,22 @@ enum Next {
     Transfer,
     Points,
     Ranges,
+    Skew,
+    List,
+    Resubmit,
+}
+
+/// Where the lists are, in the stream of the accounts.
+pub(super) const LIST_PREFIX: &[u8] = b"list-";
+/// Transactions of a lane, at most.
+const LANE_MAX: u64 = 6;
+
+/// What a lane promises: successes ascend, and none comes behind a failure.
+#[derive(Debug, Default)]
+struct LaneWatch {
+    open: u64,
+    last: Option<Position>,
+    has_failed: bool,
 }
 
 #[derive(Debug, Default)]
@@ -44,8 +66,10 @@ pub(super) struct Writer {
     follower: Option<PullerId>,
     is_following: bool,
     view: View,
-    /// Transfers that wait until the view has reached their read version.
-    waiting: Vec<Version>,
+    /// What reads values, and waits until the view has reached its read version.
+    waiting: Vec<(Next, Version)>,
+    /// Lanes with open elements: how many, and the last success; none behind a failure.
+    lanes: BTreeMap<LaneId, LaneWatch>,
     reads_asked: u64,
     newest_read: Version,
     has_resubmitted: bool,
@@ -68,7 +92,12 @@ impl Writer {
             return;
         }
         if (self.doing.len() as u64) < mix.calls_max {
-            self.operate(cx, session, io, &mix);
+            let own = io.shared.borrow_mut().begin_operation(io.me.node);
+            if let Some(own) = own {
+                let common = core::mem::replace(&mut io.rng, own);
+                self.operate(cx, session, io, &mix);
+                io.rng = common;
+            }
         }
     }
 
@@ -97,10 +126,21 @@ impl Writer {
         if core::mem::replace(&mut self.has_resubmitted, true) {
             return;
         }
+        let has_left = {
+            let shared = io.shared.borrow();
+            shared.unsettled.get(&io.me.node).is_some_and(|mine| !mine.is_empty())
+        };
+        // Which of them the log remembers shows only at a fresh read version.
+        if has_left {
+            self.read_then(cx, session, io, Next::Resubmit);
+        }
+    }
+
+    fn resubmit_remembered(&mut self, cx: &mut Cx<'_>, session: &mut Session, io: &mut Io) {
         let left: Vec<Plan> = {
             let shared = io.shared.borrow();
-            let mine = shared.unsettled.get(&io.me.node);
-            mine.into_iter().flat_map(BTreeMap::values).cloned().collect()
+            let mine = shared.unsettled.get(&io.me.node).into_iter().flat_map(BTreeMap::values);
+            mine.filter(|left| left.is_remembered(&shared)).map(|left| left.plan.clone()).collect()
         };
         for plan in left {
             self.submit(cx, session, io, plan);
@@ -119,6 +159,10 @@ impl Writer {
             mix.read_version,
             mix.describe,
             mix.trim,
+            mix.lane,
+            mix.future,
+            mix.skew,
+            mix.list,
         ];
         let mut drawn = io.rng.below(shares.iter().sum::<u64>().max(1));
         let choice = shares.iter().position(|share| match drawn.checked_sub(*share) {
@@ -158,6 +202,14 @@ impl Writer {
                 session.describe(cx, call, streams);
             }
             Some(9) => self.trim(cx, session, io),
+            Some(10) => self.run_lane(cx, session, io, mix),
+            Some(11) => {
+                let ahead = io.rng.between(FUTURE_VERSIONS_MIN, 20 * FUTURE_VERSIONS_MIN);
+                let plan = points(io, mix, self.newest_read.plus(ahead));
+                self.submit(cx, session, io, plan);
+            }
+            Some(12) => self.read_then(cx, session, io, Next::Skew),
+            Some(13) => self.read_then(cx, session, io, Next::List),
             _ => {
                 let mut plan = events(io, mix);
                 if io.rng.chance(1, 2) {
@@ -168,13 +220,53 @@ impl Writer {
         }
     }
 
+    /// A few transactions in order, pipelined; sometimes one of them reads at a version that is too old.
+    fn run_lane(&mut self, cx: &mut Cx<'_>, session: &mut Session, io: &mut Io, mix: &Mix) {
+        let Ok(lane) = session.open_lane() else { return };
+        let count = io.rng.between(1, LANE_MAX);
+        let broken_at = io.rng.below(3 * count);
+        self.lanes.insert(lane, LaneWatch { open: count, ..LaneWatch::default() });
+        for place in 0..count {
+            let plan = if place == broken_at {
+                let old = self.newest_read.minus_saturating(io.rng.below(ANCIENT_VERSIONS));
+                points(io, mix, old)
+            } else {
+                events(io, mix)
+            };
+            io.observe(Observation::Submitted(Box::new(plan.submission())));
+            let call = self.start(io, Doing::Ordered(lane, plan.txn));
+            session.commit_ordered(cx, call, lane, plan.transaction());
+        }
+        session.close_lane(lane);
+    }
+
+    /// One of a lane was answered, perhaps with an error that leaves its outcome open.
+    fn watch_lane(&mut self, io: &mut Io, lane: LaneId, result: Result<Position, bool>) {
+        let Some(watch) = self.lanes.get_mut(&lane) else { return };
+        let in_order = match result {
+            Ok(position) => !watch.has_failed && watch.last.is_none_or(|last| last < position),
+            Err(_) => true,
+        };
+        if !in_order {
+            io.broken(format!("{lane:?}: {result:?} behind {watch:?}"));
+        }
+        watch.has_failed |= result == Err(false);
+        watch.last = result.ok().or(watch.last);
+        watch.open -= 1;
+        if watch.open == 0 {
+            self.lanes.remove(&lane);
+        }
+    }
+
     fn submit(&mut self, cx: &mut Cx<'_>, session: &mut Session, io: &mut Io, plan: Plan) {
         io.observe(Observation::Submitted(Box::new(plan.submission())));
         let call = self.start(io, Doing::Commit(plan.txn));
         session.commit(cx, call, plan.transaction());
         if matches!(plan.naming, Naming::Application(_)) {
             let mut shared = io.shared.borrow_mut();
-            shared.unsettled.entry(io.me.node).or_default().insert(plan.txn, plan);
+            let (newest, named) = (shared.newest, shared.next_txn);
+            let mine = shared.unsettled.entry(io.me.node).or_default();
+            mine.entry(plan.txn).or_insert(Unsettled { plan, newest, named });
         }
     }
 
@@ -210,9 +302,20 @@ impl Writer {
                 self.committed(io, txn, committed);
             }
             (Doing::Commit(txn), Err(error)) => self.not_committed(io, txn, &error),
+            (Doing::Ordered(lane, txn), Ok(Answer::Committed(committed))) => {
+                self.watch_lane(io, lane, Ok(committed.position));
+                self.committed(io, txn, committed);
+            }
+            (Doing::Ordered(lane, txn), Err(error)) => {
+                self.watch_lane(io, lane, Err(matches!(error, Error::Unknown(_))));
+                self.not_committed(io, txn, &error);
+            }
             (Doing::ReadVersion(number, next), Ok(Answer::ReadVersion(version))) => {
                 io.observe(Observation::GotReadVersion { number, version });
                 self.newest_read = self.newest_read.max(version);
+                let mut shared = io.shared.borrow_mut();
+                shared.newest = shared.newest.max(version);
+                drop(shared);
                 self.go_on(cx, session, io, next, version);
             }
             (Doing::Follow, Ok(Answer::Pulled(pulled))) => {
@@ -268,7 +371,10 @@ impl Writer {
         let Committed { position, offsets, .. } = committed;
         let known = offsets.iter().filter_map(|(stream, offset)| Some((*stream, (*offset)?)));
         io.observe(Observation::Committed { txn, position, offsets: known.collect() });
-        io.shared.borrow_mut().committed_count += 1;
+        let mut shared = io.shared.borrow_mut();
+        shared.committed_count += 1;
+        shared.newest = shared.newest.max(position.version);
+        drop(shared);
         settle(io, txn);
     }
 
@@ -288,6 +394,7 @@ impl Writer {
             Code::Locked,
             Code::NotHere,
             Code::FutureVersion,
+            Code::LaneBroken,
             Code::TransactionTooLarge,
         ];
         if !expected.contains(&code) {
@@ -311,6 +418,7 @@ impl Writer {
         }
         match next {
             Next::Nothing => {}
+            Next::Resubmit => self.resubmit_remembered(cx, session, io),
             Next::Points => {
                 let plan = points(io, &mix, version);
                 self.submit(cx, session, io, plan);
@@ -319,8 +427,12 @@ impl Writer {
                 let plan = ranges(io, &mix, version);
                 self.submit(cx, session, io, plan);
             }
-            Next::Transfer => {
-                self.waiting.push(version);
+            Next::Skew => {
+                let plan = skew(io, &mix, version);
+                self.submit(cx, session, io, plan);
+            }
+            Next::Transfer | Next::List => {
+                self.waiting.push((next, version));
                 self.transfer_all(cx, session, io);
             }
         }
@@ -329,11 +441,14 @@ impl Writer {
     /// Makes the transfers whose read version the view has reached; follows the accounts for the others.
     fn transfer_all(&mut self, cx: &mut Cx<'_>, session: &mut Session, io: &mut Io) {
         let through = self.view.through();
-        let (ready, rest): (Vec<Version>, Vec<Version>) =
-            self.waiting.drain(..).partition(|version| *version <= through);
+        let (ready, rest): (Vec<_>, Vec<_>) =
+            self.waiting.drain(..).partition(|(_, version)| *version <= through);
         self.waiting = rest;
-        for version in ready {
-            let plan = self.transfer(io, version);
+        for (next, version) in ready {
+            let plan = match next {
+                Next::List => self.append_to_list(io, version),
+                _ => self.transfer(io, version),
+            };
             self.submit(cx, session, io, plan);
         }
         if self.waiting.is_empty() || self.is_following {
@@ -346,8 +461,25 @@ impl Writer {
         self.follower = Some(follower);
         self.is_following = true;
         let call = self.start(io, Doing::Follow);
-        let want = self.waiting.iter().max().copied().unwrap_or_default();
+        let want = self.waiting.iter().map(|(_, version)| *version).max().unwrap_or_default();
         session.pull(cx, call, follower, want);
+    }
+
+    fn append_to_list(&self, io: &mut Io, version: Version) -> Plan {
+        let (keys, accounts) = {
+            let shared = io.shared.borrow();
+            (shared.mix.keys, shared.streams[0].expect("operations begin with all streams"))
+        };
+        let key = [LIST_PREFIX, format!("{:04}", io.rng.below(keys)).as_bytes()].concat();
+        let mut plan = Plan::new(io.shared.borrow_mut().name_txn());
+        let value = self.view.value(accounts, &key, version).expect("the view has reached it");
+        let before = value.and_then(|value| list_of(&value)).unwrap_or_default();
+        plan.read_version = Some(version);
+        plan.reads.push(Span::Point(key.clone()));
+        plan.writes.push(Span::Point(key.clone()));
+        let value = list_value(plan.txn, &before);
+        plan.records.push((accounts, vec![Write::Put(key, value)]));
+        plan
     }
 
     fn transfer(&self, io: &mut Io, version: Version) -> Plan {
@@ -438,5 +570,21 @@ fn ranges(io: &mut Io, mix: &Mix, version: Version) -> Plan {
     };
     plan.reads = vec![span()];
     plan.writes = vec![span()];
+    plan
+}
+
+/// Two of these that read the same and write different keys must not both commit.
+fn skew(io: &mut Io, mix: &Mix, version: Version) -> Plan {
+    let mut plan = events(io, mix);
+    plan.read_version = Some(version);
+    let a = io.rng.below(mix.keys);
+    let b = (a + 1) % mix.keys;
+    let written = if io.rng.chance(1, 2) { a } else { b };
+    plan.reads = if io.rng.chance(1, 2) {
+        vec![Span::Point(conflict_key(a)), Span::Point(conflict_key(b))]
+    } else {
+        vec![Span::Range(conflict_key(a.min(b)), conflict_key(a.max(b) + 1))]
+    };
+    plan.writes = vec![Span::Point(conflict_key(written))];
     plan
 }
