@@ -7,6 +7,7 @@
 //!  no common version -------- PROTOCOL_MISMATCH, what we speak -------> ProtocolMismatch { theirs }
 //!  certificate refused ------ TLS alert ------------------------------> Tls(..), at both ends
 //!  SIGKILL, cable cut ------- nothing --------------------------------> IdleTimeout
+//!  SIGKILL, started again --- a token that only it can know ----------> PeerGone
 //! ```
 
 use core::fmt;

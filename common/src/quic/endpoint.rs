@@ -59,6 +59,8 @@ struct Dialing {
 struct Accepting {
     loopback: Arc<ServerConfig>,
     routed: Arc<ServerConfig>,
+    /// The private key: it outlives the process and nobody else has it.
+    secret: Vec<u8>,
 }
 
 /// Why an endpoint can't start.
@@ -171,7 +173,7 @@ impl QuicEndpoint {
     ) -> Result<(Self, mpsc::Receiver<Event>), BindError> {
         let at_address = |source| BindError::Socket { address, source };
         let quinn = Endpoint::new(
-            tuning::endpoint_config(),
+            tuning::endpoint_config(accepting.map(|accepting| &accepting.secret[..])),
             accepting.map(|accepting| ServerConfig::clone(&accepting.routed)),
             tuning::socket(address).map_err(at_address)?,
             Arc::new(TokioRuntime),
@@ -331,7 +333,8 @@ impl Accepting {
             config.max_incoming(options.connections_max);
             Arc::new(config)
         };
-        Ok(Self { loopback: config(true), routed: config(false) })
+        let secret = tls::key(&tls.identity.key)?.secret_der().to_vec();
+        Ok(Self { loopback: config(true), routed: config(false), secret })
     }
 }
 

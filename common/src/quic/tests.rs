@@ -525,6 +525,42 @@ async fn a_peer_that_falls_silent_is_noticed_and_one_that_is_idle_is_kept() {
 }
 
 #[tokio::test]
+async fn a_server_that_was_killed_and_started_again_says_so_at_once() {
+    let certificates = Certificates::new();
+    let tls = certificates.server();
+    let (stop, mut stopped) = watch::channel(false);
+    let (told, address) = tokio::sync::oneshot::channel();
+    let first_life = {
+        let tls = tls.clone();
+        // A runtime of its own ends without a word to anybody.
+        move || {
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let server = runtime.block_on(async {
+                let mut server = Side::server_with(&tls, Options::default());
+                told.send(server.endpoint.local_addr().unwrap()).unwrap();
+                server.opened().await;
+                stopped.changed().await.unwrap();
+                server
+            });
+            drop(runtime);
+            drop(server);
+        }
+    };
+    let killed = tokio::task::spawn_blocking(first_life);
+    let address = address.await.unwrap();
+
+    let patient = Options { idle: HANG, ..Options::default() };
+    let mut client = Side::client(&certificates, patient);
+    let connection = client.endpoint.connect(&[address.to_string()]).await.unwrap();
+    stop.send(true).unwrap();
+    killed.await.unwrap();
+    let (_endpoint, _events) =
+        QuicEndpoint::server(address, &tls, None, Options::default()).unwrap();
+    assert_eq!(client.closed(&connection).await, CloseReason::PeerGone);
+}
+
+#[tokio::test]
 async fn a_full_queue_says_so_by_frames_and_by_bytes() {
     let certificates = Certificates::new();
     let server = Side::server(&certificates, Options::default());

@@ -14,8 +14,11 @@ use std::sync::Arc;
 
 use quinn::congestion::CubicConfig;
 use quinn::{
-    AckFrequencyConfig, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt,
+    AckFrequencyConfig, ConnectionId, ConnectionIdGenerator, EndpointConfig, IdleTimeout,
+    MtuDiscoveryConfig, TransportConfig, VarInt,
 };
+use ring::hmac;
+use ring::rand::{SecureRandom, SystemRandom};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{LANES, Options};
@@ -47,6 +50,9 @@ const CONNECTION_WINDOW_BYTES: u32 = 32 << 20;
 const SEND_WINDOW_BYTES: u64 = 32 << 20;
 const _: () = assert!(CONNECTION_WINDOW_BYTES >= STREAM_WINDOW_BYTES);
 
+/// Eight bytes never meet twice by chance.
+const CONNECTION_ID_BYTES: usize = 8;
+
 /// Packets that one acknowledgement covers: halves the packets that only acknowledge.
 const ACK_PACKETS: u32 = 10;
 
@@ -54,10 +60,38 @@ const ACK_PACKETS: u32 = 10;
 /// again.
 const INITIAL_RTT: Duration = Duration::from_millis(100);
 
-pub(super) fn endpoint_config() -> EndpointConfig {
+/// With a secret that outlives the process, reset tokens are the same in each of its lives: who goes on with a
+/// connection to a server that was killed and started again is told at once that it is gone
+/// ([`PeerGone`](super::CloseReason::PeerGone)), and does not wait for [`Options::idle`].
+pub(super) fn endpoint_config(secret: Option<&[u8]>) -> EndpointConfig {
     let mut config = EndpointConfig::default();
+    if let Some(secret) = secret {
+        let secret = hmac::Key::new(hmac::HMAC_SHA256, secret);
+        let derived = hmac::sign(&secret, b"millrace: reset tokens");
+        config.reset_key(Arc::new(hmac::Key::new(hmac::HMAC_SHA256, derived.as_ref())));
+        config.cid_generator(|| Box::new(AnyLifesIds));
+    }
     config.max_udp_payload_size(LOOPBACK_MTU).expect("6500 lies between QUIC's 1200 and 65527");
     config
+}
+
+/// Random connection ids. Each one is valid: an earlier life of the server may have given it out.
+struct AnyLifesIds;
+
+impl ConnectionIdGenerator for AnyLifesIds {
+    fn generate_cid(&mut self) -> ConnectionId {
+        let mut id = [0; CONNECTION_ID_BYTES];
+        SystemRandom::new().fill(&mut id).expect("the system has randomness");
+        ConnectionId::new(&id)
+    }
+
+    fn cid_len(&self) -> usize {
+        CONNECTION_ID_BYTES
+    }
+
+    fn cid_lifetime(&self) -> Option<Duration> {
+        None
+    }
 }
 
 /// The transport for a peer at this address.
