@@ -176,9 +176,6 @@ impl Node {
     pub fn connect_options(&self) -> ConnectOptions {
         let mut options = ConnectOptions::new(self.directory.join("tls/ca.pem"));
         options.connect_timeout = HANG;
-        // A node that was killed says nothing: its clients shall notice soon.
-        options.quic.keep_alive = Duration::from_millis(100);
-        options.quic.idle = Duration::from_millis(700);
         options
     }
 }

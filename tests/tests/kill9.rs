@@ -29,7 +29,7 @@ use tokio::task::{JoinHandle, spawn_blocking, spawn_local};
 
 const ROUNDS: u64 = 20;
 /// A round's kill comes only after so many acknowledgements, so that there is something to lose.
-const ACKNOWLEDGED_MIN: u64 = 200;
+const ACKNOWLEDGED_MIN: u64 = 400;
 const KILL_AFTER_MS_MAX: u64 = 150;
 const PLAIN_WRITERS: u64 = 3;
 const COUNTERS: u64 = 2;
