@@ -35,7 +35,7 @@ use std::collections::BTreeMap;
 use common::message::{EpochPlan, Locked};
 use common::register::{RegisterState, Revision};
 use common::{
-    Backoff, Code, Cx, Endpoint, Epoch, Event, Gather, Mark, Message, NodeId, Note, Peer,
+    Backoff, Code, Cx, Endpoint, Epoch, Event, Gather, Mark, Message, NodeId, Note, Peer, Plant,
     RequestId, Time, Timer, Version,
 };
 
@@ -217,7 +217,9 @@ impl Leader {
             Event::PeerDown(peer) => self.handle_peer_down(cx, peer),
             Event::Timer(_) | Event::Disk(_) => {}
         }
-        self.check();
+        if !cx.planted(Plant::ServeUnwritten) {
+            self.check();
+        }
     }
 
     fn handle_message(&mut self, cx: &mut Cx<'_>, from: Endpoint, epoch: Epoch, message: Message) {
