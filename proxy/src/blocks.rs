@@ -5,9 +5,9 @@
 //!           | section: t0's id   | section ...   | section of t0 | section of t2 |
 //! ```
 //!
-//! A section of the IDS block holds one put record: what its transaction, if it has an id, leaves behind so that a
-//! client can find out where it committed. Key: the 16 bytes of the id. Value, little-endian, for each section of the
-//! request in its order:
+//! A section of the IDS block holds one put record: what its transaction, if it has an id, leaves behind so
+//! that a client can find out where it committed. Key: the 16 bytes of the id. Value, little-endian, for each
+//! section of the request in its order:
 //!
 //! ```text
 //! off  size  field
@@ -33,8 +33,8 @@ struct Piece {
     records: Bytes,
 }
 
-/// Lays out the blocks of all transactions that have not failed, ascending by stream, and notes each section's
-/// ordinal in its transaction. What was copied is let go.
+/// Lays out the blocks of all transactions that have not failed, ascending by stream, and notes each
+/// section's ordinal in its transaction. What was copied is let go.
 pub(crate) fn assemble(transactions: &mut [Transaction]) -> Vec<(PushBlock, Bytes)> {
     let mut streams: BTreeMap<StreamId, Vec<Piece>> = BTreeMap::new();
     let mut counts: BTreeMap<StreamId, u32> = BTreeMap::new();

@@ -11,19 +11,20 @@
 //!               ^ next
 //! ```
 //!
-//! Every outcome is kept until the client's `answered_below` says that it has it: a late copy of a refused request must
-//! not commit after all. So a client's table bounds what it can have open: up to `client_requests_max` requests are
-//! served, as many again are refused, what comes on top is not answered, but for the oldest one.
+//! Every outcome is kept until the client's `answered_below` says that it has it: a late copy of a refused
+//! request must not commit after all. So a client's table bounds what it can have open: up to
+//! `client_requests_max` requests are served, as many again are refused, what comes on top is not answered,
+//! but for the oldest one.
 //!
 //! # Lanes
-//! The commits of a lane are decided in the order of their sequence. One that fails breaks the lane: everything behind it
-//! is refused, wherever it is by then. What has its version already is left out of the push; the resolver remembers its
-//! writes, a false conflict at worst.
+//! The commits of a lane are decided in the order of their sequence. One that fails breaks the lane:
+//! everything behind it is refused, wherever it is by then. What has its version already is left out of the
+//! push; the resolver remembers its writes, a false conflict at worst.
 //!
-//! A lane that broke is forgotten once nothing of it can come any more: when the client first says that it has the answer
-//! of the one that failed, in a request numbered N, all of the lane was sent below N. So it goes when all below N are
-//! answered, and none of them is on its way: a client may have given up on one that still would commit. A lane that is
-//! whole stays as long as its client.
+//! A lane that broke is forgotten once nothing of it can come any more: when the client first says that it
+//! has the answer of the one that failed, in a request numbered N, all of the lane was sent below N. So it
+//! goes when all below N are answered, and none of them is on its way: a client may have given up on one that
+//! still would commit. A lane that is whole stays as long as its client.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -294,7 +295,8 @@ impl Proxy {
         self.drain_lane(cx, client, order.lane);
     }
 
-    /// What waits in a lane for a place that was never taken, and that its client has given up, would wait for ever.
+    /// What waits in a lane for a place that was never taken, and that its client has given up, would wait
+    /// for ever.
     fn drop_given_up(&mut self, cx: &mut Cx<'_>, client: Endpoint) {
         let state = self.door.clients.get_mut(&client).expect("the caller has just heard it");
         let answered_below = state.answered_below;

@@ -1,7 +1,8 @@
 //! What time brings: requests that went unanswered are sent again, and an idle proxy commits an empty batch.
 //!
-//! The empty batch moves versions on, and with them windows, consumers and trims; it also finds out soon when a role
-//! that it passes has died. It begins with the epoch's service: the first version belongs to the recovery transaction.
+//! The empty batch moves versions on, and with them windows, consumers and trims; it also finds out soon when
+//! a role that it passes has died. It begins with the epoch's service: the first version belongs to the
+//! recovery transaction.
 
 use core::time::Duration;
 

@@ -1,11 +1,12 @@
 //! Shrinking: the fewest faults and operations of a failing seed that still break the same promise.
 //!
 //! ```text
-//! plainer network, disk, knobs ...  -->  ddmin over the list of faults  -->  ddmin over the clients' operations
+//! plainer network, disk, knobs ..  -->  ddmin over the list of faults  -->  ddmin over operations
 //! ```
 //!
-//! A candidate counts when it breaks the same rule, whatever the details. Delta debugging (Zeller and Hildebrandt, 2002):
-//! leave out halves, then quarters, ... until nothing can be left out alone, or the budget of runs is spent.
+//! A candidate counts when it breaks the same rule, whatever the details. Delta debugging (Zeller and
+//! Hildebrandt, 2002): leave out halves, then quarters, ... until nothing can be left out alone, or the
+//! budget of runs is spent.
 
 use std::collections::BTreeSet;
 

@@ -7,8 +7,8 @@ use common::{Epoch, Role, Time, Timer};
 
 use super::*;
 
-/// A process that uses every seam: it talks to its neighbour in a ring, writes each number it gets, and answers
-/// when the number is durable.
+/// A process that uses every seam: it talks to its neighbour in a ring, writes each number it gets, and
+/// answers when the number is durable.
 struct Toy {
     me: Peer,
     neighbour: NodeId,

@@ -51,8 +51,10 @@ fn every_file_says_what_it_is_for() {
 #[test]
 fn files_and_lines_stay_readable() {
     check(|_, text| {
-        let long =
-            text.lines().enumerate().filter(|(_, line)| line.chars().count() > LINE_COLUMNS_MAX);
+        // A row of a table can't be broken.
+        let is_row = |line: &str| line.trim_start_matches(['/', '!', ' ']).starts_with('|');
+        let is_long = |line: &str| line.chars().count() > LINE_COLUMNS_MAX && !is_row(line);
+        let long = text.lines().enumerate().filter(|(_, line)| is_long(line));
         let mut found: Vec<String> = long
             .map(|(n, _)| format!("line {} has over {LINE_COLUMNS_MAX} columns", n + 1))
             .collect();

@@ -60,8 +60,8 @@ const ACK_PACKETS: u32 = 10;
 /// again.
 const INITIAL_RTT: Duration = Duration::from_millis(100);
 
-/// With a secret that outlives the process, reset tokens are the same in each of its lives: who goes on with a
-/// connection to a server that was killed and started again is told at once that it is gone
+/// With a secret that outlives the process, reset tokens are the same in each of its lives: who goes on with
+/// a connection to a server that was killed and started again is told at once that it is gone
 /// ([`PeerGone`](super::CloseReason::PeerGone)), and does not wait for [`Options::idle`].
 pub(super) fn endpoint_config(secret: Option<&[u8]>) -> EndpointConfig {
     let mut config = EndpointConfig::default();

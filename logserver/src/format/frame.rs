@@ -27,8 +27,8 @@
 //! ```
 //!
 //! The header checksum covers the body checksum, that covers the table, the table covers each body: so the
-//! header checksum stands for the whole frame and is its *hash* in the chain. An entry names its frame and has a
-//! checksum of its own, so that a frame with a rotten header can still say which streams it held.
+//! header checksum stands for the whole frame and is its *hash* in the chain. An entry names its frame and
+//! has a checksum of its own, so that a frame with a rotten header can still say which streams it held.
 
 use bytes::Bytes;
 use common::{Epoch, Offset, SegmentId, Sequence, StreamId, Version, WallTime};

@@ -8,7 +8,8 @@ use super::*;
 const PAGE: usize = PAGE_BYTES as usize;
 const SEGMENT_BYTES: u64 = 20 * PAGE_BYTES;
 
-/// Five groups: tiny frames that share a page, headers across page borders, frames of several pages, no blocks.
+/// Five groups: tiny frames that share a page, headers across page borders, frames of several pages, no
+/// blocks.
 fn sample() -> Image {
     let mut image = Image::new(3, SEGMENT_BYTES);
     image.group(&[vec![(20, body(10, 1))]]);

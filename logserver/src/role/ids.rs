@@ -7,9 +7,9 @@
 //!      value  for each of its sections: u64 stream | u32 ordinal | u32 count      little-endian
 //! ```
 //!
-//! `ordinal` is how many records of that stream earlier transactions of the same batch have: the block's first
-//! offset plus the ordinal is the section's first offset. Ids are remembered for `id_life_versions`; the server
-//! trims their stream itself.
+//! `ordinal` is how many records of that stream earlier transactions of the same batch have: the block's
+//! first offset plus the ordinal is the section's first offset. Ids are remembered for `id_life_versions`;
+//! the server trims their stream itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

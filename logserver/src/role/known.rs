@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Every transaction enters an id, and hardly one is ever looked for. So entering is an append and a share in
-//! sorting small runs, all in warm memory; one ordered map of millions of random ids took a fifth of a busy log
-//! server's time. Looking for an id takes a look at `young` and a binary search in each run.
+//! sorting small runs, all in warm memory; one ordered map of millions of random ids took a fifth of a busy
+//! log server's time. Looking for an id takes a look at `young` and a binary search in each run.
 //!
 //! # Invariants
 //! ```text

@@ -16,9 +16,9 @@
 //!               v                           |
 //!            recruited --Serve--> confirmed-'
 //! ```
-//! Between `Recruit` and `Serve` the epoch may still come to nothing: its leader can die before the generation
-//! is in the register, and the next one can choose a lower recovery version. So what the epoch claims to be
-//! committed, its recovery version included, counts for consumers only after `Serve` (I10, I11).
+//! Between `Recruit` and `Serve` the epoch may still come to nothing: its leader can die before the
+//! generation is in the register, and the next one can choose a lower recovery version. So what the epoch
+//! claims to be committed, its recovery version included, counts for consumers only after `Serve` (I10, I11).
 //!
 //! # Versions, ascending
 //! ```text
@@ -238,8 +238,8 @@ impl LogServer {
 
     fn handle_opened(&mut self) {
         assert!(self.generation.is_none(), "a log is opened once");
-        // A restarted server is locked for every epoch that it has seen: what it accepted and did not flush is
-        // lost, so it can't go on in that epoch's chain.
+        // A restarted server is locked for every epoch that it has seen: what it accepted and did not flush
+        // is lost, so it can't go on in that epoch's chain.
         let seen = self.log.epoch();
         let above_seen = if seen == Epoch::ZERO { seen } else { seen.plus(1) };
         self.locked = self.log.locked().max(above_seen);
@@ -280,8 +280,8 @@ impl LogServer {
         cx.send(to, self.epoch(), Refused { request, refusal });
     }
 
-    /// Refuses a role's message of `epoch`, and speaks for that epoch: the role that has the sender's address by
-    /// now, of another epoch, must not take it for its own.
+    /// Refuses a role's message of `epoch`, and speaks for that epoch: the role that has the sender's address
+    /// by now, of another epoch, must not take it for its own.
     fn refuse_role(
         &self,
         cx: &mut Cx<'_>,

@@ -8,8 +8,8 @@
 //!                            deadline: a progress mark
 //! ```
 //!
-//! A waiting pull is found by its streams: each version that becomes visible wakes those that asked for one of
-//! its streams, not all.
+//! A waiting pull is found by its streams: each version that becomes visible wakes those that asked for one
+//! of its streams, not all.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
@@ -405,8 +405,8 @@ impl LogServer {
     }
 }
 
-/// The blocks of the pull's streams above `after` and up to `limit`, by version, then by stream: whole versions
-/// up to `bytes_max`, and at least one.
+/// The blocks of the pull's streams above `after` and up to `limit`, by version, then by stream: whole
+/// versions up to `bytes_max`, and at least one.
 fn gather(log: &Log, pull: &Pull, limit: Version, bytes_max: u64) -> Gathered {
     let mut cursors: Vec<_> = pull
         .streams

@@ -58,8 +58,8 @@ pub(crate) struct ServeArgs {
     /// Bytes of the file system that are left to others.
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     reserve_free_bytes: u64,
-    /// Reads the whole log and checks every checksum before opening it. Without it, sealed segments are opened by
-    /// their footers, and a rotten block in them is found when it is read.
+    /// Reads the whole log and checks every checksum before opening it. Without it, sealed segments are
+    /// opened by their footers, and a rotten block in them is found when it is read.
     #[arg(long)]
     verify: bool,
     /// Forces an engine instead of choosing one.

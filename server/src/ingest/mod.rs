@@ -4,14 +4,14 @@
 //!  claim:   read + write <source>/owner  --------------------> version V: whoever owned it before is refused
 //!  resume:  pull <source>/position through V ------------------> position p
 //!  p+1..:   read <source>/owner at V, write <source>/position,
-//!           rows of one source transaction + put position  --> one commit each, pipelined on one ordered lane
+//!           rows of one source transaction + put position  --> one commit each, pipelined on one lane
 //! ```
 //!
 //! - A zombie's commits conflict on the owner key, since its claim is older.
-//! - The lane keeps the upstream's order: after a commit that failed none behind it commits. So the position in the
-//!   log says exactly which source transactions are in it.
-//! - Each acknowledged commit has read the owner key, so later ones may read at the version before it: the read version
-//!   stays young however long the ingestion takes.
+//! - The lane keeps the upstream's order: after a commit that failed none behind it commits. So the position
+//!   in the log says exactly which source transactions are in it.
+//! - Each acknowledged commit has read the owner key, so later ones may read at the version before it: the
+//!   read version stays young however long the ingestion takes.
 
 pub mod input;
 pub mod wal2json;
@@ -168,8 +168,8 @@ impl<'a> Ingester<'a> {
         self.position
     }
 
-    /// Commits a source transaction behind the earlier ones. Empty ones and those that are in the log already are
-    /// skipped. `acknowledged` hears the latency of each commit that came through meanwhile.
+    /// Commits a source transaction behind the earlier ones. Empty ones and those that are in the log already
+    /// are skipped. `acknowledged` hears the latency of each commit that came through meanwhile.
     ///
     /// # Errors
     /// The first commit that failed; nothing behind it has committed. Claim anew and go on.
@@ -207,8 +207,8 @@ impl<'a> Ingester<'a> {
         let committed = verdict.await?;
         assert!(ordinal > self.position, "{ordinal} behind {}", self.position);
         self.position = ordinal;
-        // Our commit has read the owner key; but a claim behind it in the same batch would have the same version, and
-        // a write is seen by reads below its version only. One below is certain.
+        // Our commit has read the owner key; but a claim behind it in the same batch would have the same
+        // version, and a write is seen by reads below its version only. One below is certain.
         let certain = committed.position.version.minus_saturating(1);
         self.owned_through = self.owned_through.max(certain);
         acknowledged(sent.elapsed());

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! {"action":"B","xid":739,...}
-//! {"action":"U","schema":"public","table":"t","columns":[{"name":"id","value":1},..],"identity":[..],"pk":[..]}
+//! {"action":"U","schema":"public","table":"t","columns":[{"name":"id","value":1},..],"identity":[..],..}
 //! {"action":"C","xid":739,...}
 //! ```
 //!
-//! A row's key is the JSON array of its primary key's values, in the key's order; its value is the JSON object of
-//! its columns. Tables without a primary key are event streams: their inserts are appends.
+//! A row's key is the JSON array of its primary key's values, in the key's order; its value is the JSON
+//! object of its columns. Tables without a primary key are event streams: their inserts are appends.
 //!
 //! | action | becomes |
 //! |---|---|

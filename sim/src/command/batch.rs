@@ -178,7 +178,8 @@ pub(super) fn bench(seeds: u64, think_ms: u64) -> ExitCode {
     let cpu = (cpu_seconds() - cpu_before).max(1);
     let simulated = simulated_ns / 1_000_000_000;
     say(&format!(
-        "{seeds} seeds of 5 nodes and 20 clients, {failed} failed: {simulated} simulated s in {cpu} CPU s ({} s wall): \
+        "{seeds} seeds of 5 nodes and 20 clients, {failed} failed: \
+         {simulated} simulated s in {cpu} CPU s ({} s wall): \
          {} simulated s/CPU s, {} events/CPU s, {} commits/simulated s, {} events/commit",
         started.elapsed().as_secs(),
         simulated / cpu,

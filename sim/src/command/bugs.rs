@@ -128,7 +128,8 @@ fn is_of(rule: &str, oracle: &str) -> bool {
     rule.strip_prefix(oracle).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// Planted bugs are a feature of their own, so that no other build has them: cargo, if it runs this, builds it so.
+/// Planted bugs are a feature of their own, so that no other build has them: cargo, if it runs this, builds
+/// it so.
 fn run_with_plants() -> ExitCode {
     let Some(cargo) = std::env::var_os("CARGO") else {
         say(

@@ -1,7 +1,7 @@
 //! I3, I7, I8: what is announced or acknowledged would survive a power cut, on every log server.
 //!
-//! White-box: at the moment of the announcement the simulated disk is asked. That finds an announcement before
-//! its barrier without any crash.
+//! White-box: at the moment of the announcement the simulated disk is asked. That finds an announcement
+//! before its barrier without any crash.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -11,8 +11,8 @@
 //!                                    `---> history     O1 O2 O5 O8 I16, at the end
 //! ```
 //!
-//! They share no code with the roles, only the words of `common`. Each rule has a hand-made bad history among the
-//! tests. Most checks cost O(1) at the event, so that a failure stops at its cause.
+//! They share no code with the roles, only the words of `common`. Each rule has a hand-made bad history among
+//! the tests. Most checks cost O(1) at the event, so that a failure stops at its cause.
 
 mod chain;
 mod consumers;

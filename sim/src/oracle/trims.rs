@@ -58,7 +58,8 @@ impl Trims {
                     demand!(
                         "I13.recycled",
                         *last <= trimmed || facts.is_rolled_back(*last),
-                        "{from:?} drops {last} of {stream}, trimmed to {trimmed} (segment up to {last_version})"
+                        "{from:?} drops {last} of {stream}, trimmed to {trimmed}; \
+                         the segment ends at {last_version}"
                     );
                 }
                 Ok(())

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! Actor (a process) = Session + Writer    appends, transfers, blind and ranged transactions, retries, trims
-//!                             + Consumer  follows all streams from the start, slow or greedy; folds the accounts
+//!                             + Consumer  follows all streams from the start, slow or greedy; keeps accounts
 //! Shared: what the application keeps outside the clients: stream ids, cursors, transactions to try again
 //! ```
 //!
-//! The value of every record begins with the name of its transaction, and the rest follows from the name: so the log
-//! itself tells whose records it holds, and whether they are whole.
+//! The value of every record begins with the name of its transaction, and the rest follows from the name: so
+//! the log itself tells whose records it holds, and whether they are whole.
 
 mod actor;
 mod consumer;
@@ -56,7 +56,8 @@ pub struct Mix {
     pub lane: u64,
     /// A read version from the future.
     pub future: u64,
-    /// Two keys read, one of them written: write skew if both commit; or a range read and a key of it written.
+    /// Two keys read, one of them written: write skew if both commit; or a range read and a key of it
+    /// written.
     pub skew: u64,
     /// A list read and written back with one element more.
     pub list: u64,
@@ -149,7 +150,8 @@ pub struct Shared {
     pub committed_count: u64,
     /// The newest version that any client has seen.
     pub newest: Version,
-    /// The seed: each operation has randomness of its own, so that leaving one out does not change the others.
+    /// The seed: each operation has randomness of its own, so that leaving one out does not change the
+    /// others.
     pub seed: u64,
     /// Operations that are left out: the client, and its how manieth.
     pub skipped: BTreeSet<(u64, u64)>,
@@ -159,7 +161,8 @@ pub struct Shared {
     unsettled: BTreeMap<NodeId, BTreeMap<TxnId, Unsettled>>,
 }
 
-/// A transaction without an outcome, and when it was first submitted: the log remembers its id for a while only.
+/// A transaction without an outcome, and when it was first submitted: the log remembers its id for a while
+/// only.
 #[derive(Clone, Debug)]
 struct Unsettled {
     plan: Plan,
