@@ -1,9 +1,10 @@
 //! One run: a seed's cluster through its phases, judged all the way.
 //!
 //! ```text
-//! warm-up            chaos                       calm                    end
-//! streams created    faults from the list,       faults off, everybody   clients stop; every open call ends, every
-//!                    everyone comes back          back: liveness bound    consumer reads all; the final oracles
+//! warm-up            chaos                    calm                    end
+//! streams created    faults from the list,    faults off, everybody   clients stop; every open call ends,
+//!                    everyone comes back      back: liveness bound    every consumer reads all; the final
+//!                                                                     oracles
 //! ```
 
 use std::collections::BTreeMap;
