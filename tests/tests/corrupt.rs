@@ -150,12 +150,19 @@ fn rot_in_a_sealed_segment_ends_a_pull_at_its_place_and_nothing_else() {
 }
 
 #[test]
-fn rot_beside_a_sealed_segments_bodies_is_found_by_verify() {
+fn a_start_that_verifies_finds_rot_in_sealed_segments_too() {
     let filled = Filled::new();
-    for place in [Place::Header, Place::Table] {
-        let frame = &filled.inner_frames(1)[2];
-        check_verify(&filled.spoiled(frame, place), frame, filled.stream);
+    let verifying = [TINY_FILES, &["--verify"]].concat();
+    let frame = &filled.inner_frames(1)[2];
+    for place in PLACES {
+        let directory = filled.spoiled(frame, place);
+        let before = files(&directory.join("log"));
+        check_verify(&directory, frame, filled.stream);
+        let ended = Node::try_start(&directory, &verifying).expect_err("a node on rot");
+        check_names(&ended.with_code(5).stderr, frame, filled.stream);
+        assert!(before == files(&directory.join("log")), "{place:?}: the log was changed");
     }
+    Node::start(&filled.directory, &verifying).stop();
 }
 
 /// A directory of a node that was killed with commits on their way.
