@@ -50,7 +50,7 @@ marks! {
     /// A read version had left the window.
     ResolveTooOld "resolver.too_old" Common,
     /// A conflict with an earlier transaction of the same batch.
-    ConflictInBatch "resolver.conflict_in_batch" Uncommon,
+    ConflictInBatch "resolver.conflict_in_batch" Common,
     /// A commit request that is settled or pending came again.
     CommitAgain "proxy.commit_again" Common,
     /// A batch closed because it was full.
@@ -66,13 +66,13 @@ marks! {
     /// An ordered lane broke.
     LaneBroken "proxy.lane_broken" Common,
     /// A read version from the future was refused.
-    FutureVersion "proxy.future_version" Uncommon,
+    FutureVersion "proxy.future_version" Common,
     /// A push reached a log server before its predecessor.
     PushEarly "logserver.push_early" Common,
     /// A push that was taken before came again.
     PushAgain "logserver.push_again" Common,
     /// A push of a locked epoch was refused.
-    PushLocked "logserver.push_locked" Rare,
+    PushLocked "logserver.push_locked" Common,
     /// Several frames shared one flush.
     GroupFlush "logserver.group_flush" Common,
     /// The log went on in the next segment.
@@ -98,11 +98,11 @@ marks! {
     /// The disk had space again.
     DiskFreed "logserver.disk_freed" Uncommon,
     /// Frames of an older epoch above the recovery version were dropped.
-    TailDropped "logserver.tail_dropped" Rare,
+    TailDropped "logserver.tail_dropped" Common,
     /// A register write had an unknown outcome.
     RegisterIndeterminate "leader.register_indeterminate" Common,
     /// A register write was lost to somebody else.
-    RegisterLost "leader.register_lost" Rare,
+    RegisterLost "leader.register_lost" Common,
     /// A recovery began in the recovery of an older epoch.
     RecoveryInterrupted "leader.recovery_interrupted" Common,
     /// A commit whose outcome was unknown turned out to have committed.

@@ -98,8 +98,8 @@ pub trait Process {
     /// Takes one event.
     fn step(&mut self, step: &mut Step<'_>, input: Input);
 
-    /// Checks the invariants of its state; stops the run when one is broken. Called after most steps, once the oracles
-    /// have judged them.
+    /// Checks the invariants of its state; stops the run when one is broken. Called after most steps, once
+    /// the oracles have judged them.
     fn check(&self) {}
 
     /// One line about its state, for traces.

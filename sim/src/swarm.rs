@@ -1,8 +1,8 @@
 //! Swarm testing: what a seed's run is made of.
 //!
-//! Each run enables a random *subset* of the faults and of the client operations, each with its own intensity: runs
-//! that do a little of everything all look the same. One run in twenty is calm. The whole draw prints as one JSON
-//! line before the first event.
+//! Each run enables a random *subset* of the faults and of the client operations, each with its own
+//! intensity: runs that do a little of everything all look the same. One run in twenty is calm. The whole
+//! draw prints as one JSON line before the first event.
 
 use std::collections::BTreeMap;
 

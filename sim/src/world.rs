@@ -7,9 +7,9 @@
 //!            `--notes, observations--> happened --> oracles
 //! ```
 //!
-//! Events of one moment come in an order that the schedule's randomness draws, so that equal times are explored.
-//! Nothing here decides what goes wrong: faults are calls from outside ([`World::crash`], [`World::pause`], ...), so
-//! that a run's faults are a list that can be printed and made shorter.
+//! Events of one moment come in an order that the schedule's randomness draws, so that equal times are
+//! explored. Nothing here decides what goes wrong: faults are calls from outside ([`World::crash`],
+//! [`World::pause`], ...), so that a run's faults are a list that can be printed and made shorter.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};

@@ -143,8 +143,13 @@ impl LogServer {
 
     pub(super) fn handle_find_id(&mut self, cx: &mut Cx<'_>, from: Endpoint, find: FindId) {
         let limit = self.served_limit();
-        if limit >= find.at_least || cx.planted(Plant::FindTooEarly) {
-            let limit = limit.max(find.at_least);
+        if limit < find.at_least && cx.planted(Plant::FindTooEarly) {
+            let (found, forgotten_through) = (None, Version::ZERO);
+            let (request, through) = (find.request, find.at_least);
+            let answer = IdFound { request, found, through, forgotten_through };
+            return cx.send(from, self.epoch(), answer);
+        }
+        if limit >= find.at_least {
             return self.answer_find(cx, from, find.request, find.id, limit);
         }
         if self.ids.waiting.len() as u64 >= cx.knobs.pulls_waiting_max {

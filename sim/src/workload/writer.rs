@@ -382,7 +382,11 @@ impl Writer {
         if matches!(error, Error::Unknown(_)) {
             return;
         }
-        let code = error.code();
+        let mut code = error.code();
+        // Settled by a fence: not committed, but nothing was read that somebody else has written.
+        if code == Code::Conflict && !error.refusal().detail.starts_with("read at") {
+            code = Code::TimedOut;
+        }
         let expected = [
             Code::Conflict,
             Code::TooOld,
