@@ -178,10 +178,11 @@ impl Run {
         let mut plan = faults::plan(&config, &nodes, &clients, randomness);
         let fault_count = plan.len();
         options.edits.thin(&mut plan);
+        let oracles = Oracles::new(config.layout.resolvers.len());
         Self {
             config,
             world,
-            oracles: Oracles::default(),
+            oracles,
             shared,
             nodes,
             clients,

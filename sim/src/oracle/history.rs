@@ -26,6 +26,9 @@ struct Found {
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
+    /// Several resolvers: one may keep the writes of an attempt that another one refused, and the next attempt of the
+    /// same transaction conflicts with them.
+    pub(super) is_sharded: bool,
     entries: BTreeMap<TxnId, Entry>,
     ids: BTreeMap<IdempotencyId, TxnId>,
 }
@@ -153,7 +156,8 @@ impl History {
             let explained = self
                 .entries
                 .iter()
-                .any(|(other, of)| other != txn && overlap(&of.submission.writes, reads));
+                .filter(|(other, _)| *other != txn || self.is_sharded)
+                .any(|(_, of)| overlap(&of.submission.writes, reads));
             let read = entry.submission.read_version;
             demand!(
                 "O2.unexplained",

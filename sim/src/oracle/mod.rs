@@ -78,6 +78,14 @@ pub struct Oracles {
 }
 
 impl Oracles {
+    /// Oracles of a run with so many resolvers.
+    #[must_use]
+    pub fn new(resolvers: usize) -> Self {
+        let mut oracles = Self::default();
+        oracles.history.is_sharded = resolvers > 1;
+        oracles
+    }
+
     /// Judges one thing that happened.
     ///
     /// # Errors
