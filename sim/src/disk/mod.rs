@@ -10,7 +10,7 @@
 //! - `durable` makes the file's pages durable that were written before it began, and its own.
 //! - `Create`, `Rename` and `Remove` are durable when they complete; one that a crash interrupts has happened
 //!   or not, and an interrupted `Create` may leave a shorter file.
-//! - A kill keeps the cache. A power cut keeps what is durable: see [`platter`].
+//! - A kill keeps the cache. A power cut keeps what is durable: see `platter`.
 //! - A failed barrier leaves its pages readable and lost.
 
 mod platter;
