@@ -18,6 +18,8 @@ use crate::workload::Mix;
 use crate::world::Profile;
 
 const MS: u64 = 1_000_000;
+/// One-way latencies that a commit may take, with its tails and repeats.
+const HOPS_OF_A_COMMIT: u64 = 40;
 
 /// How often each kind of fault comes, as the mean time between two, ms; 0 is never.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -89,6 +91,11 @@ impl Config {
         if prng.chance(4, 5) {
             knobs.randomize(&mut randomness.stream("knobs", 0));
         }
+        // A client whose patience is shorter than a commit takes never learns an outcome.
+        let profile = profile(is_calm, &mut randomness.stream("swarm profile", 0));
+        let one_way_ns = profile.network.latency_ns + profile.network.pair_extra_ns;
+        let commit_ms = HOPS_OF_A_COMMIT * one_way_ns / MS;
+        knobs.client_timeout_ms = knobs.client_timeout_ms.max(commit_ms);
         knobs.check().expect("every draw keeps the relations");
         let changed = knobs.list().into_iter().zip(everyday.list());
         let knobs_changed = changed.filter(|(new, old)| new != old).map(|(new, _)| new).collect();
@@ -104,7 +111,7 @@ impl Config {
             writers: prng.between(1, 8),
             consumers,
             chaos_ms: log_uniform(&mut prng, 300, 4_000) * stretch,
-            profile: profile(is_calm, &mut randomness.stream("swarm profile", 0)),
+            profile,
             rates: rates(is_calm, &mut randomness.stream("swarm rates", 0)),
             mix,
             knobs_changed,
