@@ -7,9 +7,9 @@
 //! ```
 //!
 //! - [`LogServer`]: the machine. Sync, without clock, threads or I/O of its own
-//! - [`format`]: the bytes on the disk, pure
+//! - [`mod@format`]: the bytes on the disk, pure
 //! - [`driver`]: the real disk, the only `unsafe` code of Millrace
-//! - [`testing`]: a disk in memory that forgets what was not synced
+//! - `testing` (feature of that name): a disk in memory that forgets what was not synced
 #![deny(unsafe_code)]
 
 pub mod driver;

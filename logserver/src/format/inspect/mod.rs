@@ -181,7 +181,7 @@ pub fn inspect(path: &Path) -> io::Result<Report> {
 }
 
 /// Visits every good frame in the order of the log, or those of one segment, until the visitor breaks. Damage
-/// ends a segment early: [`inspect`] and [`verify`] say where.
+/// ends a segment early: [`inspect()`] and [`verify()`] say where.
 ///
 /// # Errors
 /// When the directory or a file in it can't be opened.
