@@ -234,10 +234,18 @@ impl Network {
         }
         let (key, side) = pair(from, to);
         let connection = self.connections.entry(key).or_default();
-        if flight.session < connection.session && now > connection.lost_after[side] {
+        let (is_broken, lost_after) =
+            (flight.session < connection.session, connection.lost_after[side]);
+        let contact = self.contacts.get(&(to, from.node)).copied();
+        // Who never used a session is not told that it broke, so nothing of it may come afterwards.
+        let uses = contact.is_some_and(|contact| {
+            contact.open
+                && contact.incarnation == from.incarnation
+                && contact.session == flight.session
+        });
+        if is_broken && (now > lost_after || !uses) {
             return Arrival::Lost;
         }
-        let contact = self.contacts.get(&(to, from.node)).copied();
         if contact.is_some_and(|contact| is_past(contact, from.incarnation, flight.session)) {
             return Arrival::Lost;
         }
