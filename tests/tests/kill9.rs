@@ -25,6 +25,7 @@ use client::face::{Client, CommitFuture};
 use client::{Committed, Error, Transaction};
 use common::{Code, IdempotencyId, Prng, StreamId, Version};
 use tests::{Node, Records, SMALL_FILES, millrace, run};
+use tokio::sync::Notify;
 use tokio::task::{JoinHandle, spawn_blocking, spawn_local};
 
 const ROUNDS: u64 = 20;
@@ -51,6 +52,8 @@ struct Ledger {
     told: RefCell<BTreeMap<String, Vec<Told>>>,
     acknowledged: Cell<u64>,
     is_over: Cell<bool>,
+    /// Every transaction has its verdict.
+    settled: Notify,
 }
 
 impl Ledger {
@@ -248,6 +251,7 @@ async fn rounds(mut node: Node, mut prng: Prng) -> (Node, Load, Records, Vec<Str
     for writer in writers {
         writer.await.unwrap();
     }
+    load.ledger.settled.notify_one();
     let live = live.await.unwrap();
     client.close().await;
     (node, load, live, streams)
@@ -279,21 +283,19 @@ async fn follow(client: Client, streams: Vec<StreamId>, ledger: Rc<Ledger>) -> R
     let mut pull = client.pull(streams, Version::ZERO).await.unwrap();
     let mut records = Records::default();
     let mut through = Version::ZERO;
-    while !ledger.is_over.get() {
-        through = records.take(&mut pull, Version::ZERO).await;
-    }
-    // The writers may still wait for verdicts: the end is where nothing changes any more.
     loop {
-        let acknowledged = ledger.acknowledged.get();
-        let until = client.read_version().await.unwrap();
-        while through < until {
-            through = records.take(&mut pull, until).await;
-        }
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        if ledger.acknowledged.get() == acknowledged {
-            return records;
+        tokio::select! {
+            biased;
+            // A pull that is dropped loses nothing.
+            () = ledger.settled.notified() => break,
+            known = records.take(&mut pull, Version::ZERO) => through = known,
         }
     }
+    let until = client.read_version().await.unwrap();
+    while through < until {
+        through = records.take(&mut pull, until).await;
+    }
+    records
 }
 
 fn check_ledger(load: &Load, records: &Records) {
