@@ -26,8 +26,8 @@ struct Found {
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
-    /// Several resolvers: one may keep the writes of an attempt that another one refused, and the next attempt
-    /// of the same transaction conflicts with them.
+    /// Several resolvers: one may keep the writes of an attempt that another one refused, and the next
+    /// attempt of the same transaction conflicts with them.
     pub(super) is_sharded: bool,
     entries: BTreeMap<TxnId, Entry>,
     ids: BTreeMap<IdempotencyId, TxnId>,
