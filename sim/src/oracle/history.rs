@@ -170,6 +170,14 @@ impl History {
     }
 }
 
+impl History {
+    /// The highest version that a client was told to have committed at.
+    pub(super) fn known_to_clients(&self) -> Version {
+        let committed = self.entries.values().filter_map(|entry| entry.committed.as_ref());
+        committed.map(|(position, _)| position.version).max().unwrap_or_default()
+    }
+}
+
 impl Entry {
     fn judge(&self, txn: TxnId, found: Option<&Found>, consumers: &Consumers) -> Judged {
         let expect = &self.submission.sections;

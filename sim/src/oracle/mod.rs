@@ -119,10 +119,10 @@ impl Oracles {
         self.facts.acknowledged_count()
     }
 
-    /// The highest version that was acknowledged to a client.
+    /// The highest version that a client knows to be committed: by an acknowledgement, or by its id.
     #[must_use]
-    pub const fn acknowledged(&self) -> Version {
-        self.facts.acknowledged()
+    pub fn acknowledged(&self) -> Version {
+        self.facts.acknowledged().max(self.history.known_to_clients())
     }
 
     fn judge_note(&mut self, from: Endpoint, note: &Note, probe: &impl Probe) -> Judged {
