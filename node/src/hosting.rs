@@ -99,7 +99,7 @@ impl Node {
         epoch: Epoch,
         recruit: Recruit,
     ) {
-        let here = self.hosted.as_ref().map_or(Epoch::ZERO, |hosted| hosted.plan.epoch);
+        let here = self.epoch();
         if recruit.plan.epoch < here {
             let detail = format!("this is {here}");
             let message = Message::Recruit(recruit);
@@ -127,8 +127,8 @@ impl Node {
 
     /// Ends the roles of the epoch before; clients hear that nobody serves now.
     fn begin_epoch(&mut self, s: &mut Surroundings<'_>, plan: EpochPlan) {
+        let epoch = self.epoch();
         for role in self.epoch_roles() {
-            let epoch = self.hosted.as_ref().map_or(Epoch::ZERO, |hosted| hosted.plan.epoch);
             self.note(s, role, Note::RoleChanged { role, epoch, began: false });
         }
         let was_serving = self.serving_epoch().is_some();
@@ -177,7 +177,7 @@ impl Node {
         epoch: Epoch,
         serve: Serve,
     ) {
-        let here = self.hosted.as_ref().map_or(Epoch::ZERO, |hosted| hosted.plan.epoch);
+        let here = self.epoch();
         if serve.plan.epoch < here {
             let (message, detail) = (Message::Serve(serve), format!("this is {here}"));
             let why = (epoch, Code::WrongEpoch);

@@ -192,6 +192,11 @@ impl Node {
         &self.log_server
     }
 
+    /// The epoch whose roles live here, or that this node names to clients; ZERO before the first.
+    fn epoch(&self) -> Epoch {
+        self.hosted.as_ref().map_or(Epoch::ZERO, |hosted| hosted.plan.epoch)
+    }
+
     /// The epoch that serves here, as clients may know it.
     #[must_use]
     pub fn serving_epoch(&self) -> Option<Epoch> {

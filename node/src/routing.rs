@@ -63,7 +63,7 @@ impl Node {
         epoch: Epoch,
         message: Message,
     ) {
-        let here = self.hosted.as_ref().map_or(Epoch::ZERO, |hosted| hosted.plan.epoch);
+        let here = self.epoch();
         let is_from_client = from.role == Role::Client;
         // A client that names no epoch has no request there that an older epoch could have decided.
         if epoch != here && !(is_from_client && epoch == Epoch::ZERO) {
