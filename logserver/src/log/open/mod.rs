@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! List -> meta slots -> first and last page of each segment -> each segment in order: footer, or scan
-//!      -> blocks of the stream of ids -> barriers, footers and meta written, all of it durable -> open
+//!      -> blocks of the stream of ids -> barriers -> footers and meta, durable -> open
 //! ```
 //!
 //! - A segment goes on from the one before: by sequence and hash, unless segments between were recycled.
@@ -292,33 +292,36 @@ impl Log {
     ///
     /// ```text
     /// frames of a segment that another one follows      the first group of that one
-    /// frames of the last segment, unsealed              the footer that is written now
+    /// frames of the last segment, unsealed              a barrier, before its footer is written
     ///                             sealed                a barrier: that footer may be in a cache only
     /// the footer of a segment that another one follows  nobody; without it the frames are read again
     /// the newest meta slot                              a barrier, before the other slot is overwritten
     /// what else the meta slots held                     was vouched for when the newest was written
     /// ```
+    ///
+    /// A trailer says that the frames before it are durable: the next opening reads none of them. Footer and
+    /// frames under one barrier would not do, since of what a failed barrier loses the trailer may be what
+    /// is left.
     fn sync_what_was_found(&mut self, cx: &mut Cx<'_>) {
-        let is_unsealed = |segment: &Segment| segment.seal == Seal::Unsealed;
-        let unsealed: Vec<SegmentId> =
-            self.segments.iter().filter(|(_, s)| is_unsealed(s)).map(|(id, _)| *id).collect();
-        for id in unsealed {
-            self.seal(cx, id);
-        }
-        let last = self.segments.last_key_value();
-        let sealed = last.filter(|(_, segment)| segment.seal == Seal::Sealed);
-        let sealed = sealed.map(|(id, _)| segment_file(*id));
-        for file in sealed.into_iter().chain(self.meta.newest_slot()) {
+        let last = self.segments.last_key_value().map(|(id, _)| segment_file(*id));
+        for file in last.into_iter().chain(self.meta.newest_slot()) {
             let (offset, data, durable) = (0, Payload::new(), true);
             self.ask(cx, OpenOp::Barrier, DiskOp::Write { file, offset, data, durable });
         }
         self.after_barriers(cx);
     }
 
-    /// Writes the next meta generation, which also says that the log may change.
+    /// Writes the footers that are missing, and the next meta generation, which also says that the log may
+    /// change.
     fn after_barriers(&mut self, cx: &mut Cx<'_>) {
         if self.opening().in_flight > 0 {
             return;
+        }
+        let is_unsealed = |segment: &Segment| segment.seal == Seal::Unsealed;
+        let unsealed: Vec<SegmentId> =
+            self.segments.iter().filter(|(_, s)| is_unsealed(s)).map(|(id, _)| *id).collect();
+        for id in unsealed {
+            self.seal(cx, id);
         }
         self.meta.mark_unclean();
         let ticket = self.meta.touch(true);
