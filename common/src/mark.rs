@@ -105,6 +105,8 @@ marks! {
     RegisterLost "leader.register_lost" Common,
     /// A recovery began in the recovery of an older epoch.
     RecoveryInterrupted "leader.recovery_interrupted" Common,
+    /// A peer whose connection broke was still living the same life.
+    PeerLivesOn "leader.peer_lives_on" Common,
     /// A commit whose outcome was unknown turned out to have committed.
     UnknownCommitted "client.unknown_committed" Common,
     /// A commit whose outcome was unknown turned out not to have committed.

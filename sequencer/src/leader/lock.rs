@@ -10,6 +10,7 @@ impl Leader {
     /// Asks every node of the topology and of the old generation for its present life.
     pub(super) fn find_nodes(&mut self, cx: &mut Cx<'_>) {
         self.lives.clear();
+        self.doubted.clear();
         let mut nodes = self.topology.nodes();
         nodes.extend(self.old_log_servers());
         let count = nodes.iter().collect::<std::collections::BTreeSet<_>>().len();

@@ -30,7 +30,7 @@ mod recruit;
 mod register;
 mod watch;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use common::message::{EpochPlan, Locked};
 use common::register::{RegisterState, Revision};
@@ -157,6 +157,8 @@ pub struct Leader {
     request: RequestId,
     /// Watching: who has answered since the last tick.
     silent_ticks: BTreeMap<NodeId, u32>,
+    /// Whose connection broke and who has not been heard since.
+    doubted: BTreeSet<NodeId>,
     last_cause: &'static str,
 }
 
@@ -197,6 +199,7 @@ impl Leader {
             plan: None,
             request: RequestId::ZERO,
             silent_ticks: BTreeMap::new(),
+            doubted: BTreeSet::new(),
             last_cause: "start",
         }
     }
@@ -279,7 +282,9 @@ impl Leader {
                 self.register_patience += 1;
                 core::time::Duration::from_millis(doubled)
             }
-            Phase::Serving => core::time::Duration::from_millis(longest_ms),
+            Phase::Serving if self.doubted.is_empty() => {
+                core::time::Duration::from_millis(longest_ms)
+            }
             _ => self.pacing.next(longest_ms, cx.rng),
         };
         cx.arm_after(RETRY, wait);

@@ -9,6 +9,7 @@ use common::{
     FENCE_JUMP_VERSIONS, Incarnation, Knobs, Output, Position, Prng, Refusal, Role, WallTime,
 };
 
+use super::watch::SILENT_TICKS_MAX;
 use super::*;
 
 const NODE: NodeId = NodeId(7);
@@ -320,6 +321,51 @@ fn a_node_that_lived_anew_while_others_were_being_found_is_noticed() {
         assert_eq!(world.leader.lives[&NODE].incarnation, Incarnation(2), "{lost}");
         assert_eq!(world.leader.status().cause, "node_restarted");
     }
+}
+
+#[test]
+fn a_connection_that_breaks_ends_no_epoch_and_no_recovery() {
+    // Serving, and in each phase that waits for the node.
+    for lost in ["", "Lock", "Recruit", "CommitRequest", "Serve"] {
+        let mut world = World::new(&[]);
+        world.run(None);
+        world.leader = Leader::new(Topology::single(NODE));
+        world.fates = vec![(lost, Fate::Lose)];
+        world.run(None);
+        let (down, phase) = (Event::PeerDown(world.peer()), world.leader.status().phase);
+        assert_eq!(phase == "serving", lost.is_empty(), "{phase}");
+        for _ in 0..3 * SILENT_TICKS_MAX {
+            world.run(Some(down.clone()));
+        }
+        assert_eq!((world.leader.epoch, world.leader.status().phase), (Epoch(2), phase));
+        world.run_until_serving();
+        assert_eq!(world.leader.epoch, Epoch(2), "{lost}");
+    }
+}
+
+#[test]
+fn a_connection_that_breaks_for_good_ends_the_epoch_soon() {
+    let longest = core::time::Duration::from_millis(Knobs::small().recovery_retry_ms);
+    let mut world = World::new(&[]);
+    world.run(None);
+    world.fates = vec![("FindCluster", Fate::Lose); 50];
+    let (begin, mut tick) = (world.now, world.now);
+    let mut event = Event::PeerDown(world.peer());
+    loop {
+        for output in world.step(Some(event)) {
+            match output {
+                Output::Arm { timer: RETRY, at } => tick = at,
+                other => drop(world.answer(other)),
+            }
+        }
+        if world.leader.status().phase != "serving" {
+            break;
+        }
+        (world.now, event) = (tick, Event::Timer(RETRY));
+    }
+    assert_eq!(world.leader.status().cause, "node_silent");
+    let (took, plain) = (world.now.since(begin), longest * SILENT_TICKS_MAX);
+    assert!(took < plain, "{took:?}, no sooner than without a PeerDown");
 }
 
 #[test]

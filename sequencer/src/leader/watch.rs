@@ -1,19 +1,32 @@
 //! From Locking on: a peer of the plan that is gone, or lives anew, ends the epoch.
+//!
+//! ```text
+//!  Serving: tick ----- tick ----- tick       answer of the same life -> silent ticks = 0
+//!                  ^ PeerDown: doubted                 of another life -> recover
+//!                    tick - tick -- tick ---- tick     SILENT_TICKS_MAX without one -> recover
+//! ```
+//!
+//! A connection can break between two that live on, and what was lost with it is sent again anyway. So it is
+//! no reason to end an epoch, or to interrupt a recovery: where connections break faster than a recovery
+//! takes, none would ever end. It is a reason to ask at once, and soon again.
 
 use common::message::FindCluster;
-use common::{Cx, Endpoint, Peer, Plant, Role};
+use common::{Cx, Endpoint, Mark, Peer, Plant, Role};
 
 use super::lock::whoever;
 use super::{Leader, Phase};
 
 /// Ticks of the retry interval without an answer after which a peer counts as gone.
-const SILENT_TICKS_MAX: u32 = 5;
+pub(super) const SILENT_TICKS_MAX: u32 = 5;
 
 impl Leader {
     /// Asks every node for a sign of life, and gives up those that have been silent too long.
     pub(super) fn watch(&mut self, cx: &mut Cx<'_>) {
+        let only_doubted = !self.doubted.is_empty();
         for node in self.lives.keys() {
-            *self.silent_ticks.entry(*node).or_insert(0) += 1;
+            // While somebody is in doubt ticks are short: too short for the others.
+            let counts = !only_doubted || self.doubted.contains(node);
+            *self.silent_ticks.entry(*node).or_insert(0) += u32::from(counts);
         }
         self.ask_after_lives(cx);
         if cx.planted(Plant::DeadRoleIgnored) {
@@ -37,6 +50,9 @@ impl Leader {
     pub(super) fn note_alive(&mut self, cx: &mut Cx<'_>, from: Endpoint) {
         self.silent_ticks.insert(from.node, 0);
         let known = self.lives.get(&from.node).copied();
+        if self.doubted.remove(&from.node) && known == Some(from.peer()) {
+            cx.mark(Mark::PeerLivesOn);
+        }
         let is_ignored = cx.planted(Plant::DeadRoleIgnored);
         if self.is_past_finding() && known.is_some_and(|peer| peer != from.peer()) && !is_ignored {
             self.recover(cx, "node_restarted");
@@ -45,8 +61,14 @@ impl Leader {
 
     pub(super) fn handle_peer_down(&mut self, cx: &mut Cx<'_>, peer: Peer) {
         let is_ignored = cx.planted(Plant::DeadRoleIgnored);
-        if self.is_past_finding() && self.lives.get(&peer.node) == Some(&peer) && !is_ignored {
-            self.recover(cx, "node_down");
+        if !self.is_past_finding() || self.lives.get(&peer.node) != Some(&peer) || is_ignored {
+            return;
+        }
+        self.doubted.insert(peer.node);
+        self.ask_after_lives(cx);
+        if matches!(self.phase, Phase::Serving) {
+            self.pacing.reset();
+            self.arm_retry(cx);
         }
     }
 
