@@ -51,6 +51,8 @@ use crate::{Block, Error};
 const ATTEMPTS_MAX: u32 = 16;
 /// Larger requests are not sent again on the same connection: only a simulated network loses messages.
 const RESEND_BYTES_MAX: u64 = 256 << 10;
+/// The time for an answer is doubled this often at most.
+const PATIENCE_DOUBLINGS_MAX: u32 = 5;
 /// A request gets this much more time for each second that its bytes take.
 const BYTES_PER_SECOND_MIN: u64 = 4 << 20;
 /// Enough for one block's entry when its offsets are looked up; one version always fits.
@@ -70,6 +72,8 @@ pub(super) struct Commit {
     phase: Phase,
     backoff: Backoff,
     attempts: u32,
+    /// How often time ran out on a copy that had been sent.
+    timeouts: u32,
     /// Whether a fence of the current id has been sent.
     fenced: bool,
     /// Whether the caller's id is known unused at the read version.
@@ -198,6 +202,7 @@ impl Session {
             phase,
             backoff,
             attempts: 0,
+            timeouts: 0,
             fenced: false,
             is_checked: false,
             absent_through: Version::ZERO,
@@ -347,6 +352,7 @@ impl Session {
         if cx.now.since(sent.since) >= patience(cx, commit) {
             let settled = self.cluster.settle_commit(sent.proxy, sent.number);
             assert_eq!(settled, Some(key), "{} of {:?} was outstanding", sent.number, sent.proxy);
+            commit.timeouts += 1;
             self.suspect(sent.proxy);
             return self.handle_lost(cx, vec![key]);
         }
@@ -727,8 +733,12 @@ impl Session {
     }
 }
 
+/// How long a sent copy is waited for: longer each time that it was not enough. What is given up stays in the
+/// proxy's queue, so with the same haste for ever a queue longer than it would hold only what is given up.
 fn patience(cx: &Cx<'_>, commit: &Commit) -> Duration {
-    Duration::from_millis(cx.knobs.client_timeout_ms + commit.bytes * 1000 / BYTES_PER_SECOND_MIN)
+    let bytes_ms = commit.bytes * 1000 / BYTES_PER_SECOND_MIN;
+    let doublings = commit.timeouts.min(PATIENCE_DOUBLINGS_MAX);
+    Duration::from_millis((cx.knobs.client_timeout_ms << doublings) + bytes_ms)
 }
 
 /// The first offset of the transaction's section in a block.

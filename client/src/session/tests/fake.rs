@@ -4,7 +4,8 @@
 //! It decides against the whole history, so its verdicts are right by construction: the truth that a
 //! session's results are compared with.
 
-use std::collections::{BTreeMap, BTreeSet};
+use core::time::Duration;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use common::catalog::StreamDefinition;
@@ -78,6 +79,9 @@ pub(super) struct Fake {
     pub(super) overtaking: u64,
     /// The log servers have forgotten the ids of these versions.
     pub(super) forgotten_through: Version,
+    /// Replies to commits take so much longer than everything else.
+    pub(super) late_by: Duration,
+    late: VecDeque<(Time, Envelope)>,
     /// The next message of each of these names is lost.
     pub(super) lose: Vec<&'static str>,
     /// Damages the next block that is pulled, or skips a version.
@@ -121,6 +125,8 @@ impl Fake {
             doubling: 0,
             overtaking: 0,
             forgotten_through: Version(0),
+            late_by: Duration::ZERO,
+            late: VecDeque::new(),
             lose: Vec::new(),
             flip: 0,
             skip: false,
@@ -275,7 +281,16 @@ impl Fake {
 
     /// Delivers one message, or lets time pass; `false` when nothing can happen any more.
     pub(super) fn tick(&mut self) -> bool {
+        if let Some((_, envelope)) = self.late.pop_front_if(|(at, _)| *at <= self.now) {
+            self.deliver(envelope);
+            return true;
+        }
         if self.network.is_empty() {
+            let due = self.late.front().map(|(at, _)| *at);
+            if let Some(at) = due.filter(|due| self.armed.is_none_or(|armed| *due < armed)) {
+                self.now = at;
+                return true;
+            }
             let Some(at) = self.armed.take() else { return false };
             self.now = Time(self.now.0.max(at.0));
             let timer = Event::Timer(common::Timer(0));
@@ -291,6 +306,10 @@ impl Fake {
         self.now = Time(self.now.0 + 100_000);
         let named = self.lose.iter().position(|name| *name == envelope.message.name());
         if named.map(|place| self.lose.remove(place)).is_some() {
+            return true;
+        }
+        if !self.late_by.is_zero() && matches!(envelope.message, Message::CommitReply(_)) {
+            self.late.push_back((self.now.plus(self.late_by), envelope));
             return true;
         }
         if self.rng.chance(self.loss, 100) {

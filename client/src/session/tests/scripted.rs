@@ -1,5 +1,7 @@
 //! One case at a time: what is said on the wire, and what the caller hears.
 
+use core::time::Duration;
+
 use common::message::{CommitKind, CommitOutcome, CommitRequest};
 use common::{
     Code, IdempotencyId, KeyRange, Mark, NodeId, Offset, Payload, Ranges, RequestId, StreamId,
@@ -148,6 +150,19 @@ fn a_commit_that_never_arrived_is_fenced_and_sent_again() {
     assert_eq!(found.position.version, fake.log[0].version);
     assert!(fake.marks.contains(&Mark::UnknownAbsent));
     assert_eq!(fake.commit_requests, 2, "a fence, then the transaction");
+}
+
+#[test]
+fn a_verdict_that_takes_longer_than_the_timeout_is_waited_for_in_the_end() {
+    let mut fake = Fake::connected(3);
+    read_version(&mut fake);
+    fake.late_by = Duration::from_millis(5 * fake.knobs.client_timeout_ms);
+    commit(&mut fake, 1, line());
+    let found = committed(&mut fake, 1);
+    assert_eq!(found.position.version, fake.log[0].version);
+    assert_eq!(fake.log.iter().filter(|entry| !entry.sections.is_empty()).count(), 1);
+    // The transaction for 1, fences for 2, 4 and 8 times the timeout: the last one is heard.
+    assert!(fake.marks.contains(&Mark::UnknownCommitted));
 }
 
 #[test]
