@@ -3,3 +3,4 @@
 
 pub mod conflict;
 pub mod role;
+pub mod workload;

@@ -5,6 +5,7 @@
 
 mod append;
 mod pull;
+mod resolver;
 mod txn;
 
 use std::path::PathBuf;
@@ -90,6 +91,9 @@ pub(crate) enum BenchVerb {
         #[arg(long, default_value_t = 512)]
         size: usize,
     },
+    /// The conflict set alone: no node, one thread, CPU time.
+    #[command(after_help = "Example:\n  millrace bench resolver --workload P1 -o json")]
+    Resolver(resolver::ResolverArgs),
 }
 
 /// Which node to measure.
@@ -177,6 +181,10 @@ impl DiskCounters {
 /// # Errors
 /// When the node can't be reached or a request fails.
 pub(crate) fn run(verb: &BenchVerb, output: Output) -> Result<Exit> {
+    if let BenchVerb::Resolver(args) = verb {
+        resolver::run(args, output)?;
+        return Ok(Exit::Done);
+    }
     block_on(async {
         let local = tokio::task::LocalSet::new();
         local
@@ -187,6 +195,7 @@ pub(crate) fn run(verb: &BenchVerb, output: Output) -> Result<Exit> {
                     BenchVerb::Pull { target, bytes, size } => {
                         pull::run(target, *bytes, *size, output).await
                     }
+                    BenchVerb::Resolver(_) => Ok(()), // It needs no node and was run above.
                 }
             })
             .await

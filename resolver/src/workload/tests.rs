@@ -1,0 +1,52 @@
+//! That the workloads are what they are said to be.
+
+use common::message::Verdict;
+
+use super::*;
+use crate::conflict::ConflictSet;
+
+/// Commits and transactions of the batches from `skip` on, and whether any was too old.
+fn commits(name: &str, skip: usize, batches: usize) -> (usize, usize) {
+    let workload = Workload::named(name).expect("a workload of this name");
+    let mut batches = workload.batches().take(skip + batches).enumerate();
+    let mut set = ConflictSet::new(Version::ZERO);
+    let (mut committed, mut total) = (0, 0);
+    for (index, batch) in &mut batches {
+        set.advance_oldest(batch.oldest);
+        let candidates: Vec<_> = batch.transactions.iter().map(Transaction::candidate).collect();
+        let decided = set.decide(batch.version, &candidates);
+        assert!(!decided.verdicts.contains(&Verdict::TooOld), "{name} has reads that are too old");
+        set.evict(256);
+        if index >= skip {
+            committed += decided.verdicts.iter().filter(|v| **v == Verdict::Committed).count();
+            total += decided.verdicts.len();
+        }
+    }
+    set.check();
+    (committed, total)
+}
+
+#[test]
+fn every_workload_runs_and_commits_something() {
+    for workload in WORKLOADS {
+        let (committed, total) = commits(workload.name, 0, 3);
+        assert_eq!(total, 3 * workload.transactions);
+        assert!(committed > 0, "{} commits nothing", workload.name);
+    }
+}
+
+#[test]
+fn the_first_batches_of_s0_are_those_of_the_skip_list() {
+    // 94.57 % commit over all 500 batches; before the window of 50 is full, a few more do.
+    let (committed, total) = commits("S0", 50, 10);
+    let percent = committed as f64 / total as f64 * 100.0;
+    assert!((94.0..95.0).contains(&percent), "{percent} % commit");
+}
+
+#[test]
+fn a_generator_repeats_itself() {
+    for workload in WORKLOADS {
+        let first = |_: ()| format!("{:?}", workload.batches().next());
+        assert_eq!(first(()), first(()));
+    }
+}
