@@ -28,54 +28,74 @@
 //! # How it is kept
 //!
 //! ```text
-//!             ""        b         d         f                  q       t
-//! gaps        |  none   |   v7    |   v9    |       none       |  v4   |  none ...   general write ranges
-//! points               a\0=v3          e=v8        k=v12                             single keys
-//!
-//! newest write of a key = max(version of the step that holds it, version of the point at it)
-//!                    e -> max(v9, v8) = v9        k -> max(none, v12) = v12
+//!                                a batch: sorted ends of ranges, points hashed
+//!                                   |                            |
+//!         range reads    ask  [run][run][run] of points          |  point reads and writes ask and change
+//!   range and point reads ask [run][run][run] of gaps      [ table of points ]
+//!                                oldest ... newest               |
+//!                                   `---- keys ---> log <--------'
 //! ```
 //!
-//! A single key costs one entry and one look-up; only general ranges pay for order. A point under a newer
-//! step is left where it is: it is outshone until it leaves. Reads consult both maps.
+//! - [`window`] numbers the batches that wrote something; everything keeps these numbers.
+//! - [`points`]: key -> last batch that wrote it. One cache line decides a point read against all points.
+//! - [`run`]: what one batch, or several in a row, wrote, in order: *points* once more, for reads of ranges, and
+//!   *gaps*, the step function of written ranges. Never changed; a read asks those newer than what it has seen.
+//! - [`tiers`] and [`merge`]: neighbouring runs are merged when reads have paid for it.
+//! - [`head`]: eight bytes stand for a key in all that is ordered. [`keylog`] has the keys for when they tie.
+//! - [`batch`], [`bits`] and [`judge`]: the order of one batch and its verdicts.
+//!
+//! What leaves the window is not looked for: a number at or below the window's last dead one can't decide
+//! anything. Runs and chunks of the log go as a whole; the table reuses the slots of the dead.
 //!
 //! # Invariants (asserted by [`ConflictSet::check`])
 //!
-//! - `oldest <= newest`, and every stored version is at or below `newest`
-//! - a step's version differs from the one before it; the first step is not "none"; the last one is
-//! - no point is at version 0, which means "none"
-//! - a version above `oldest` is never dropped, only outshone (I5); one at or below `oldest` can't decide
-//!   anything any more, since a read must be older than it to conflict. So [`ConflictSet::evict`] changes
-//!   memory and nothing else.
+//! - `oldest <= newest`; the batches of the window are above `oldest` and at or below `newest`
+//! - a number above the window's dead ones is never dropped, only replaced by a higher one of the same key (I5)
+//! - a key that a live slot or a run points to is in the log
+//! - [`ConflictSet::evict`] and merging change memory and nothing else
 
-mod gaps;
+mod batch;
+mod bits;
+mod hash;
+mod head;
+mod judge;
+mod keylog;
+mod merge;
 pub mod model;
 mod points;
+mod run;
 #[cfg(test)]
 mod tests;
+mod tiers;
+mod window;
 
-use core::hash::{Hash, Hasher};
+use std::sync::Arc;
 
 use common::message::Verdict;
-use common::{KeyRange, RangeEnd, Ranges, Version};
+use common::{Ranges, Version};
 
-use gaps::Gaps;
+use batch::{Layout, What};
+use head::Encoding;
+use judge::Judge;
+use keylog::{KeyLog, KeyRef};
 use points::Points;
+use run::{Entry, Kind, Run};
+use tiers::Tiers;
+use window::{Seq, Window};
 
 /// Transactions in a batch, at most, inclusive: a place in the batch is a `u16`.
 pub const BATCH_TRANSACTIONS_MAX: usize = 65_535;
 
-/// Entries that [`ConflictSet::evict`] looks at for each one written, on top of its caller's budget.
-///
-/// One lap over n entries takes n/4 writes, so what left the window is at most a third of what is in it.
-pub const EVICT_ENTRIES_PER_WRITE: usize = 4;
-
-/// What an entry costs besides its key: 24 bytes of a B-tree node that is two thirds full, and what the
-/// allocator adds to a short key.
-const ENTRY_OVERHEAD_BYTES: usize = 56;
-
-/// "Nobody wrote this in the window": no read version is below it.
-const NONE: Version = Version::ZERO;
+/// Buckets of the table that [`ConflictSet::evict`] looks at for each written point, on top of its caller's
+/// budget: one lap takes at most as many writes as there are points.
+const SWEPT_PER_WRITE: usize = 1;
+/// Runs and chunks that an eviction drops at least, if they have left the window.
+const RUNS_PER_EVICTION: usize = 4;
+const CHUNKS_PER_EVICTION: usize = 64;
+/// Batches between two changes of the encoding, at least.
+const ENCODING_BATCHES_MIN: u32 = 16;
+/// Keys of a batch that are needed to learn from it.
+const LEARN_KEYS_MIN: usize = 8;
 
 /// What the conflict set needs to know of a transaction.
 #[derive(Clone, Copy, Debug)]
@@ -100,42 +120,41 @@ pub struct Decided {
     pub in_batch_conflicts: usize,
 }
 
-/// Which map eviction is in.
-#[derive(Clone, Copy, Debug)]
-enum Lap {
-    Points,
-    Gaps,
-}
-
 /// The newest write of every key, in a window of versions.
-///
-/// `Eq` and `Hash` look at what can still decide something: neither eviction nor its progress shows. Equal
-/// sets decide alike for ever.
 #[derive(Clone, Debug)]
 pub struct ConflictSet {
     /// Read versions below it are too old.
     oldest: Version,
     /// The last batch, or `oldest` where that is higher: the next batch must be above it.
     newest: Version,
+    window: Window,
+    log: KeyLog,
     points: Points,
-    gaps: Gaps,
-    lap: Lap,
-    /// Entries that eviction owes for writes since it last ran.
-    evict_owed: usize,
+    point_runs: Tiers,
+    gap_runs: Tiers,
+    encoding: Arc<Encoding>,
+    /// Batches since the encoding was learned.
+    encoding_batches: u32,
+    /// Buckets that eviction owes for writes since it last ran.
+    sweep_owed: usize,
 }
 
 impl ConflictSet {
     /// An empty set whose window begins at `oldest`: reads below it are too old, and the first batch must be
     /// above it. Whatever was written at or below `oldest` is forgotten.
     #[must_use]
-    pub const fn new(oldest: Version) -> Self {
+    pub fn new(oldest: Version) -> Self {
         Self {
             oldest,
             newest: oldest,
+            window: Window::new(),
+            log: KeyLog::new(),
             points: Points::new(),
-            gaps: Gaps::new(),
-            lap: Lap::Points,
-            evict_owed: 0,
+            point_runs: Tiers::new(Kind::Points),
+            gap_runs: Tiers::new(Kind::Gaps),
+            encoding: Arc::new(Encoding::default()),
+            encoding_batches: ENCODING_BATCHES_MIN,
+            sweep_owed: 0,
         }
     }
 
@@ -145,10 +164,10 @@ impl ConflictSet {
         self.oldest
     }
 
-    /// Entries in memory, those that wait for eviction included.
+    /// Written points and boundaries of written ranges in memory, those that wait for eviction included.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.points.len() + self.gaps.len()
+        self.points.len() + self.gap_runs.len()
     }
 
     /// Whether there are none.
@@ -157,10 +176,14 @@ impl ConflictSet {
         self.len() == 0
     }
 
-    /// About how much memory the entries take.
+    /// About how much memory all of it takes.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
-        self.points.key_bytes() + self.gaps.key_bytes() + self.len() * ENTRY_OVERHEAD_BYTES
+        self.points.memory_bytes()
+            + self.point_runs.memory_bytes()
+            + self.gap_runs.memory_bytes()
+            + self.log.memory_bytes()
+            + self.window.memory_bytes()
     }
 
     /// Decides a batch and takes in the writes of what commits, in one step (I2).
@@ -178,21 +201,29 @@ impl ConflictSet {
             batch.len()
         );
         self.newest = version;
-        let mut decided =
-            Decided { verdicts: Vec::with_capacity(batch.len()), ..Decided::default() };
-        for &candidate in batch {
-            let verdict = self.decide_one(version, candidate);
-            match &verdict {
-                Verdict::Committed => self.write(version, candidate.writes),
-                Verdict::Conflict { .. } => {
-                    let before = version.minus_saturating(1);
-                    let met_batch = candidate.reads.iter().any(|read| self.is_newer(read, before));
-                    decided.in_batch_conflicts += usize::from(met_batch);
-                }
-                Verdict::TooOld => {}
-            }
-            decided.verdicts.push(verdict);
+        self.renumber_if_due();
+        let encoding = Arc::clone(&self.encoding);
+        let mut layout = self.layout(version, batch);
+        if !layout.ranges.is_empty() {
+            layout.sort(&encoding);
         }
+        let met = self.meet_history(&layout);
+
+        let dead = self.window.dead();
+        self.points.grow(layout.written_points, dead, &self.log);
+        let (seq, table) = (self.window.newest().next(), (&mut self.points, &mut self.log));
+        let judge = Judge::new(&mut layout, &met, table, (dead, seq));
+        let (decided, has_written) = judge.decide(&encoding);
+        if has_written {
+            let pushed = self.window.push(version);
+            assert_eq!(pushed, seq, "the batch has another number than its writes");
+            self.publish_gaps(&layout, seq);
+            self.publish_points(&mut layout, seq);
+        }
+        self.sweep_owed += layout.written_points * SWEPT_PER_WRITE;
+        self.learn(&layout);
+        self.point_runs.work(&self.log, &self.window);
+        self.gap_runs.work(&self.log, &self.window);
         decided
     }
 
@@ -201,123 +232,158 @@ impl ConflictSet {
     pub fn advance_oldest(&mut self, oldest: Version) {
         self.oldest = self.oldest.max(oldest);
         self.newest = self.newest.max(self.oldest);
+        self.window.expire(self.oldest);
     }
 
-    /// Frees what left the window, in a bounded step: looks at `entries` entries, and at
-    /// [`EVICT_ENTRIES_PER_WRITE`] more for each entry written since the last call, so that it keeps up
-    /// with any load. Returns how many went. Meant to be called after each batch.
+    /// Frees what left the window, in a bounded step: looks at `entries` buckets of points, and at more for what
+    /// was written since the last call, so that it keeps up with any load; drops some runs and chunks of keys.
+    /// Returns how many entries went. Meant to be called after each batch.
     pub fn evict(&mut self, entries: usize) -> usize {
-        let mut left = entries.saturating_add(core::mem::take(&mut self.evict_owed));
         let len_before = self.len();
-        // Both maps once, at most: more would look at the same entries again.
-        for _ in 0..2 {
-            if left == 0 {
-                break;
-            }
-            let seen = match self.lap {
-                Lap::Points => self.points.sweep(self.oldest, left),
-                Lap::Gaps => self.gaps.sweep(self.oldest, left),
-            };
-            assert!(seen <= left, "eviction looked at {seen} entries of {left}");
-            if seen == left {
-                break;
-            }
-            left -= seen;
-            self.lap = match self.lap {
-                Lap::Points => Lap::Gaps,
-                Lap::Gaps => Lap::Points,
-            };
-        }
-        len_before - self.len()
+        let buckets = entries.saturating_add(core::mem::take(&mut self.sweep_owed));
+        let dead = self.window.dead();
+        self.points.sweep(dead, &self.log, buckets);
+        let runs_max = RUNS_PER_EVICTION + entries / 64;
+        self.point_runs.expire(dead, runs_max);
+        self.gap_runs.expire(dead, runs_max);
+        let lows = [self.point_runs.low(), self.gap_runs.low()];
+        let unused = lows.into_iter().flatten().map(Seq::before).fold(dead, Seq::min);
+        self.log.expire(unused, CHUNKS_PER_EVICTION + entries / 64);
+        len_before.saturating_sub(self.len())
     }
 
     /// Asserts the invariants of the module header. Visits every entry.
     pub fn check(&self) {
         assert!(self.oldest <= self.newest, "oldest {} > newest {}", self.oldest, self.newest);
-        self.points.check(self.newest);
-        self.gaps.check(self.newest);
+        let (dead, newest) = (self.window.dead(), self.window.newest());
+        self.window.check(self.oldest, self.newest);
+        self.encoding.check();
+        self.log.check(newest);
+        self.points.check((dead, newest), &self.log);
+        self.point_runs.check(&self.log, &self.window);
+        self.gap_runs.check(&self.log, &self.window);
     }
 
-    fn decide_one(&self, version: Version, candidate: Candidate<'_>) -> Verdict {
-        let Candidate { read_version, reads, report_conflicts, .. } = candidate;
-        if !reads.is_empty() && read_version < self.oldest {
-            return Verdict::TooOld;
+    fn layout<'a>(&self, version: Version, batch: &[Candidate<'a>]) -> Layout<'a> {
+        // A read version from the future has seen all of history, and nothing of this batch.
+        let before = version.minus_saturating(1);
+        Layout::new(batch, &self.encoding, |candidate| {
+            let is_too_old = !candidate.reads.is_empty() && candidate.read_version < self.oldest;
+            (!is_too_old).then(|| self.window.seen(candidate.read_version.min(before)))
+        })
+    }
+
+    /// For each access, whether a range of history met it; empty if nothing could.
+    fn meet_history(&mut self, layout: &Layout<'_>) -> Vec<bool> {
+        let seen_min = layout.spans.iter().map(|span| span.seen).min().unwrap_or_default();
+        let asks_points = layout.reads_points && self.gap_runs.is_newer(seen_min);
+        if !asks_points && !layout.reads_ranges {
+            return Vec::new();
         }
-        // The writes of this batch's committed transactions are in the maps already, at `version`. A read
-        // version from the future must lose to them, and there is no history at or above `version`.
-        let seen_up_to = read_version.min(version.minus_saturating(1));
-        if !report_conflicts {
-            return if reads.iter().any(|read| self.is_newer(read, seen_up_to)) {
-                Verdict::Conflict { ranges: Vec::new() }
+        let mut met = vec![false; layout.accesses.len()];
+        if layout.reads_ranges {
+            let queries = layout.range_queries();
+            self.gap_runs.meet(&self.log, &self.encoding, &queries, &mut met);
+            self.point_runs.meet(&self.log, &self.encoding, &queries, &mut met);
+        }
+        if asks_points {
+            let runs = &self.gap_runs;
+            let queries = layout.point_queries(&self.encoding, |seen| runs.is_newer(seen));
+            self.gap_runs.meet(&self.log, &self.encoding, &queries, &mut met);
+        }
+        met
+    }
+
+    /// The union of the ranges that the batch wrote, as a run of gaps.
+    fn publish_gaps(&mut self, layout: &Layout<'_>, seq: Seq) {
+        let committed = layout.ranges.iter().filter(|range| range.is_committed).count();
+        if committed == 0 {
+            return;
+        }
+        let mut entries: Vec<Entry> = Vec::with_capacity(committed * 2);
+        let (mut depth, mut last_key): (u32, &[u8]) = (0, &[]);
+        for item in &layout.items {
+            let what = item.what();
+            if !matches!(what, What::WriteBegin | What::WriteEnd)
+                || !layout.ranges[item.id()].is_committed
+            {
+                continue;
+            }
+            if what == What::WriteBegin {
+                depth += 1;
             } else {
-                Verdict::Committed
+                depth -= 1;
+            }
+            let boundary = match (what, depth) {
+                (What::WriteBegin, 1) => seq,
+                (What::WriteEnd, 0) => Seq::NONE,
+                _ => continue,
             };
-        }
-        let ranges: Vec<u32> = (0_u32..)
-            .zip(reads.iter())
-            .filter(|&(_, read)| self.is_newer(read, seen_up_to))
-            .map(|(index, _)| index)
-            .collect();
-        if ranges.is_empty() { Verdict::Committed } else { Verdict::Conflict { ranges } }
-    }
-
-    /// Whether a key of `read` was written above `version`.
-    fn is_newer(&self, read: KeyRange<'_>, version: Version) -> bool {
-        match read.end {
-            RangeEnd::Point => {
-                self.points.version_at(read.begin) > version
-                    || self.gaps.version_at(read.begin) > version
+            let (head, key) = (item.head(), layout.key(*item));
+            // Where one ends and the next begins there is no boundary.
+            if entries.last().is_some_and(|last| last.head == head) && last_key == key {
+                entries.pop();
+                continue;
             }
-            RangeEnd::Before(end) if read.begin < end => {
-                self.gaps.is_newer(read.begin, end, version)
-                    || self.points.is_newer(read.begin, end, version)
-            }
-            RangeEnd::Before(_) => false,
+            let at = if head.is_exact() { KeyRef::default() } else { self.log.append(key, seq) };
+            entries.push(Entry { head, seq: boundary, key: at });
+            last_key = key;
+        }
+        assert_eq!(depth, 0, "{depth} written ranges have no end");
+        let run = Run::of_batch(Arc::clone(&self.encoding), seq, entries);
+        self.gap_runs.push(run, &self.log, &self.window);
+    }
+
+    /// The points that the batch wrote, as a run.
+    fn publish_points(&mut self, layout: &mut Layout<'_>, seq: Seq) {
+        if layout.written_points == 0 {
+            return;
+        }
+        if !layout.reads_ranges {
+            layout.sort_written(&self.encoding);
+        }
+        let mut entries = Vec::with_capacity(layout.written_points);
+        entries.extend(layout.items.iter().filter(|item| item.what() == What::Point).filter_map(
+            |item| {
+                let key = layout.accesses[item.id()].written?;
+                Some(Entry { head: item.head(), seq, key })
+            },
+        ));
+        let run = Run::of_batch(Arc::clone(&self.encoding), seq, entries);
+        self.point_runs.push(run, &self.log, &self.window);
+    }
+
+    /// Looks for better prefixes when the heads of a batch did not tell its keys apart.
+    fn learn(&mut self, layout: &Layout<'_>) {
+        self.encoding_batches = self.encoding_batches.saturating_add(1);
+        let keys = layout.items.len();
+        if layout.ties * 4 <= keys
+            || keys < LEARN_KEYS_MIN
+            || self.encoding_batches < ENCODING_BATCHES_MIN
+        {
+            return;
+        }
+        let keys: Vec<&[u8]> = layout.items.iter().map(|item| layout.key(*item)).collect();
+        let learned = Encoding::learn(&keys);
+        self.encoding_batches = 0;
+        if learned != *self.encoding {
+            self.encoding = Arc::new(learned);
         }
     }
 
-    fn write(&mut self, version: Version, writes: &Ranges) {
-        let mut entries = 0;
-        for write in writes.iter() {
-            match write.end {
-                RangeEnd::Point => {
-                    self.points.write(write.begin, version);
-                    entries += 1;
-                }
-                RangeEnd::Before(end) if write.begin < end => {
-                    self.gaps.write(write.begin, end, version);
-                    entries += 2;
-                }
-                RangeEnd::Before(_) => {}
-            }
+    /// Numbers are 32 bits: after 2^32 batches that wrote something, they start again from the bottom.
+    fn renumber_if_due(&mut self) {
+        if self.window.newest().0 < u32::MAX - 1 {
+            return;
         }
-        self.evict_owed += entries * EVICT_ENTRIES_PER_WRITE;
-    }
-
-    /// The points that can still decide something.
-    fn live_points(&self) -> impl Iterator<Item = (&[u8], Version)> {
-        self.points
-            .iter()
-            .filter(|&(key, version)| version > self.oldest.max(self.gaps.version_at(key)))
-    }
-}
-
-impl PartialEq for ConflictSet {
-    fn eq(&self, other: &Self) -> bool {
-        self.oldest == other.oldest
-            && self.newest == other.newest
-            && self.live_points().eq(other.live_points())
-            && self.gaps.live(self.oldest).eq(other.gaps.live(other.oldest))
-    }
-}
-
-impl Eq for ConflictSet {}
-
-impl Hash for ConflictSet {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        (self.oldest, self.newest).hash(state);
-        self.live_points().for_each(|entry| entry.hash(state));
-        NONE.hash(state); // Parts the points from the steps.
-        self.gaps.live(self.oldest).for_each(|entry| entry.hash(state));
+        let dead = self.window.dead();
+        self.point_runs.expire(dead, usize::MAX);
+        self.gap_runs.expire(dead, usize::MAX);
+        let by = self.window.renumber();
+        self.points.renumber(by);
+        self.log.renumber(by);
+        self.point_runs.renumber(by);
+        self.gap_runs.renumber(by);
+        assert!(self.window.newest().0 < u32::MAX - 1, "{} batches", self.window.len());
     }
 }

@@ -1,0 +1,224 @@
+//! The verdicts on a batch, one transaction after the other.
+//!
+//! What ranges met in history is known when this begins; what remains is the table of points, which this very
+//! batch writes into, and the places that its committed ranges fill. Transactions are taken in groups: the
+//! lines of a whole group are asked for before the first is needed, so that their misses overlap.
+//!
+//! ```text
+//! group of transactions   places of all keys -> their buckets -> the keys to compare with -> verdicts, writes
+//! ```
+
+use common::message::Verdict;
+
+use super::Decided;
+use super::batch::{Layout, Span, Target, What};
+use super::bits::Bits;
+use super::head::{Encoding, Probe};
+use super::keylog::KeyLog;
+use super::points::Points;
+use super::window::Seq;
+
+/// Accesses whose lines are asked for together.
+const GROUP: usize = 32;
+
+/// Everything that the verdicts depend on.
+pub(super) struct Judge<'s, 'a> {
+    pub(super) layout: &'s mut Layout<'a>,
+    /// For each access, whether a range of history met it; empty if there is none.
+    pub(super) met: &'s [bool],
+    pub(super) points: &'s mut Points,
+    pub(super) log: &'s mut KeyLog,
+    pub(super) dead: Seq,
+    /// The number that the batch will have.
+    pub(super) seq: Seq,
+    filled: Bits,
+    own_gaps: OwnGaps<'a>,
+    has_written: bool,
+}
+
+/// The ranges that the batch writes, for its point reads.
+#[derive(Default)]
+struct OwnGaps<'a> {
+    /// All their ends in order.
+    ends: Vec<Probe<'a>>,
+    /// For each range of the layout, its places among them.
+    places: Vec<(u32, u32)>,
+    filled: Bits,
+}
+
+impl<'s, 'a> Judge<'s, 'a> {
+    pub(super) fn new(
+        layout: &'s mut Layout<'a>,
+        met: &'s [bool],
+        (points, log): (&'s mut Points, &'s mut KeyLog),
+        (dead, seq): (Seq, Seq),
+    ) -> Self {
+        let mut filled = Bits::default();
+        if layout.reads_ranges {
+            filled.reset(layout.items.len());
+        }
+        let own_gaps = OwnGaps::new(layout);
+        Self { layout, met, points, log, dead, seq, filled, own_gaps, has_written: false }
+    }
+
+    /// The verdicts, and whether anything was written.
+    pub(super) fn decide(mut self, encoding: &Encoding) -> (Decided, bool) {
+        let count = self.layout.spans.len();
+        let mut decided = Decided { verdicts: Vec::with_capacity(count), ..Decided::default() };
+        let mut near = 0;
+        for index in 0..count {
+            if index == near {
+                near = self.bring_near(index);
+            }
+            let (verdict, met_batch) = self.decide_one(self.layout.spans[index], encoding);
+            decided.in_batch_conflicts += usize::from(met_batch);
+            decided.verdicts.push(verdict);
+        }
+        (decided, self.has_written)
+    }
+
+    /// Asks for the lines of a group of transactions from `first` on; returns the one behind it.
+    fn bring_near(&mut self, first: usize) -> usize {
+        let spans = &self.layout.spans;
+        let from = spans[first].reads as usize;
+        let mut next = first + 1;
+        while next < spans.len() && spans[next].end as usize - from <= GROUP {
+            next += 1;
+        }
+        let to = spans[next - 1].end as usize;
+        let mut sum = 0;
+        for access in &mut self.layout.accesses[from..to] {
+            access.place = self.points.place(access.hash);
+            sum ^= self.points.touch(access.place);
+        }
+        core::hint::black_box(sum);
+        let mut sum = 0;
+        for span in &self.layout.spans[first..next] {
+            for (range, seen) in
+                [(span.reads..span.writes, span.seen), (span.writes..span.end, self.dead)]
+            {
+                for access in &self.layout.accesses[range.start as usize..range.end as usize] {
+                    if access.is_point() {
+                        sum ^= self.points.touch_key(access.place, access.hash, seen, self.log);
+                    }
+                }
+            }
+        }
+        core::hint::black_box(sum);
+        next
+    }
+
+    /// The verdict, and whether it is a conflict with this very batch.
+    fn decide_one(&mut self, span: Span, encoding: &Encoding) -> (Verdict, bool) {
+        if span.is_too_old {
+            return (Verdict::TooOld, false);
+        }
+        let (mut is_conflict, mut met_batch, mut ranges) = (false, false, Vec::new());
+        for (index, id) in (0_u32..).zip(span.reads..span.writes) {
+            let (newer, of_batch) = self.read(id as usize, span.seen, encoding);
+            is_conflict |= newer;
+            met_batch |= of_batch;
+            if !newer {
+                continue;
+            }
+            if span.report_conflicts {
+                ranges.push(index);
+            } else if met_batch {
+                break; // There is nothing more to learn.
+            }
+        }
+        if is_conflict {
+            return (Verdict::Conflict { ranges }, met_batch);
+        }
+        (span.writes..span.end).for_each(|id| self.write(id as usize));
+        (Verdict::Committed, false)
+    }
+
+    /// Whether a read meets anything newer than `seen`, and whether this batch wrote it.
+    fn read(&self, id: usize, seen: Seq, encoding: &Encoding) -> (bool, bool) {
+        let access = &self.layout.accesses[id];
+        let met_history = self.met.get(id).copied().unwrap_or(false);
+        match access.target() {
+            Target::Nothing => (false, false),
+            Target::Range(range) => {
+                let range = &self.layout.ranges[range];
+                let of_batch = self.filled.any(range.begin_at as usize, range.end_at as usize);
+                (met_history || of_batch, of_batch)
+            }
+            Target::Point => {
+                let newest =
+                    self.points.newer(access.place, access.hash, access.key, seen, self.log);
+                let of_batch = newest == self.seq || self.own_gaps.holds(access.key, encoding);
+                (met_history || newest != Seq::NONE || of_batch, of_batch)
+            }
+        }
+    }
+
+    fn write(&mut self, id: usize) {
+        let access = &mut self.layout.accesses[id];
+        match access.target() {
+            Target::Nothing => return,
+            Target::Point => {
+                let (place, hash, key) = (access.place, access.hash, access.key);
+                access.written =
+                    self.points.write((place, hash, key), (self.seq, self.dead), self.log);
+                if self.layout.reads_ranges {
+                    self.filled.set(access.at as usize, access.at as usize + 1);
+                }
+            }
+            Target::Range(range) => {
+                self.own_gaps.fill(range);
+                let range = &mut self.layout.ranges[range];
+                range.is_committed = true;
+                if self.layout.reads_ranges {
+                    self.filled.set(range.begin_at as usize, range.end_at as usize);
+                }
+            }
+        }
+        self.has_written = true;
+    }
+}
+
+impl<'a> OwnGaps<'a> {
+    /// Nothing unless the batch writes ranges and reads points.
+    fn new(layout: &Layout<'a>) -> Self {
+        let mut gaps = Self::default();
+        if !layout.writes_ranges || !layout.reads_points {
+            return gaps;
+        }
+        gaps.places = vec![(0, 0); layout.ranges.len()];
+        for item in &layout.items {
+            let place = gaps.ends.len() as u32;
+            let range = &layout.ranges[if item.what() == What::Point { 0 } else { item.id() }];
+            match item.what() {
+                What::WriteBegin => {
+                    gaps.places[item.id()].0 = place;
+                    gaps.ends.push(range.begin);
+                }
+                What::WriteEnd => {
+                    gaps.places[item.id()].1 = place;
+                    gaps.ends.push(range.end);
+                }
+                What::ReadBegin | What::ReadEnd | What::Point => {}
+            }
+        }
+        gaps.filled.reset(gaps.ends.len());
+        gaps
+    }
+
+    fn fill(&mut self, range: usize) {
+        if let Some(&(begin, end)) = self.places.get(range) {
+            self.filled.set(begin as usize, end as usize);
+        }
+    }
+
+    /// Whether a range that was filled holds `key`.
+    fn holds(&self, key: &[u8], encoding: &Encoding) -> bool {
+        if self.ends.is_empty() {
+            return false;
+        }
+        let key = encoding.probe(key);
+        let behind = self.ends.partition_point(|end| end.cmp(&key).is_le());
+        behind > 0 && self.filled.any(behind - 1, behind)
+    }
+}
