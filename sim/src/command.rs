@@ -2,6 +2,7 @@
 
 mod batch;
 mod bugs;
+mod explore;
 mod minimize;
 
 use std::collections::BTreeMap;
@@ -51,6 +52,8 @@ enum Verb {
     Shrink(minimize::ShrinkArgs),
     /// Switch on each planted bug and run seeds until its oracle finds it
     Bugs(bugs::BugsArgs),
+    /// Go all ways that a small configuration can take, and check each state
+    Explore(explore::ExploreArgs),
     /// Run a five-node cluster under the load of 20 clients and say how fast that goes
     Bench {
         /// How many seeds
@@ -101,6 +104,7 @@ impl Command {
             }
             Verb::Shrink(args) => minimize::shrink_seed(&args),
             Verb::Bugs(args) => bugs::find_bugs(&args),
+            Verb::Explore(args) => explore::explore_scopes(&args),
             Verb::Bench { seeds, think_ms } => batch::bench(seeds, think_ms),
             Verb::Hashes { seeds } => batch::print_hashes(seeds),
             Verb::Marks { seeds, jobs } => list_marks(seeds, jobs),

@@ -5,6 +5,7 @@ pub mod clock;
 pub mod cluster;
 pub mod disk;
 pub mod edits;
+pub mod explore;
 pub mod faults;
 pub mod layout;
 pub mod network;

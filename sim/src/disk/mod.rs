@@ -158,6 +158,28 @@ impl Disk {
         }
     }
 
+    /// Draws from another stream from now on.
+    pub(crate) fn reseed(&mut self, prng: Prng) {
+        self.prng = prng;
+    }
+
+    /// Gives out everything that decides what the disk will do and answer.
+    pub(crate) fn fingerprint(&self, take: &mut impl FnMut(u64)) {
+        self.platter.fingerprint(take);
+        let queued = self.queues.iter().flatten().map(|request| (request, u64::MAX));
+        let running = self.running.iter();
+        let running = running.map(|(ticket, running)| (&running.request, running.stamp ^ ticket.0));
+        for (request, word) in queued.chain(running) {
+            take(word);
+            take(request.id.0);
+            if let DiskOp::Write { data, .. } = &request.op {
+                data.pieces().iter().for_each(|piece| platter::words(piece, take));
+            }
+        }
+        take(self.next_ticket);
+        take(u64::from(self.fail_next_barrier));
+    }
+
     /// Whether these bytes are sure to read back as now after a power cut at this moment (I7).
     #[must_use]
     pub fn would_survive(&self, file: File, offset: u64, bytes: u64) -> bool {

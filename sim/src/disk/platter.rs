@@ -188,6 +188,42 @@ impl Platter {
     }
 }
 
+impl Platter {
+    /// Everything that decides what reads and power cuts will bring.
+    pub(super) fn fingerprint(&self, take: &mut impl FnMut(u64)) {
+        for (file, content) in &self.files {
+            words(file.name().as_bytes(), take);
+            take(content.pages.len() as u64);
+            take(content.durable_pages as u64);
+            for (place, page) in content.pages.iter().enumerate() {
+                if let Some(page) = page {
+                    take(place as u64);
+                    words(page, take);
+                }
+            }
+            for (place, dirty) in &content.dirty {
+                take(*place as u64);
+                take(dirty.stamp << 1 | u64::from(dirty.poisoned));
+                for page in &dirty.history {
+                    take(u64::from(page.is_some()));
+                    words(page.as_deref().unwrap_or_default(), take);
+                }
+            }
+        }
+        take(self.stamp);
+    }
+}
+
+/// Bytes as words, the last one padded.
+pub(super) fn words(bytes: &[u8], take: &mut impl FnMut(u64)) {
+    take(bytes.len() as u64);
+    for chunk in bytes.chunks(8) {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        take(u64::from_le_bytes(word));
+    }
+}
+
 /// How a power cut treats a file: the extremes must be as likely as any mixture.
 #[derive(Clone, Copy)]
 enum Mood {

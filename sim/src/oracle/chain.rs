@@ -92,8 +92,9 @@ impl Chain {
                     version >= first,
                     "{epoch} begins with {version}, RTV is {first}"
                 );
-                // A recovery that never reached the register may have begun with the same version.
-                let highest = self.highest(facts);
+                // A recovery that never reached the register may have begun with the same version. One that was
+                // overtaken goes on for a while, and nothing comes of it.
+                let highest = self.highest_before(epoch, facts);
                 demand!(
                     "O9.reused",
                     version > highest,
@@ -106,9 +107,10 @@ impl Chain {
         Ok(())
     }
 
-    /// The highest version of all epochs that are in the register.
-    fn highest(&self, facts: &Facts) -> Version {
-        let written = self.pairs.iter().filter(|(epoch, _)| facts.is_written(**epoch));
+    /// The highest version of all older epochs that are in the register.
+    fn highest_before(&self, epoch: Epoch, facts: &Facts) -> Version {
+        let older = self.pairs.range(..epoch);
+        let written = older.filter(|(older, _)| facts.is_written(**older));
         let last = written.filter_map(|(_, pairs)| pairs.last_key_value());
         last.map(|(version, _)| *version).max().unwrap_or_default()
     }

@@ -1,0 +1,52 @@
+//! Small explorations that end, and broken things that they find.
+
+use super::*;
+
+/// With a debug build's patience.
+const STATES_MAX: usize = 3_000;
+
+#[test]
+fn the_same_search_gives_the_same_states() {
+    let search = Search::new(Scope::Pipeline, 300);
+    let counts = |explored: Explored| (explored.states, explored.choices, explored.depth);
+    assert_eq!(counts(explore(&search)), counts(explore(&search)));
+}
+
+#[test]
+fn without_trouble_every_order_ends_well() {
+    for scope in [Scope::Pipeline, Scope::Disk] {
+        let search = Search { trouble: Trouble::default(), ..Search::new(scope, STATES_MAX) };
+        let explored = explore(&search);
+        assert!(explored.broken.is_none(), "{:?}", explored.broken);
+        assert!(explored.is_exhausted && explored.acknowledged_states > 0, "{explored:?}");
+    }
+}
+
+#[test]
+fn a_register_that_does_not_compare_is_found() {
+    let search = Search {
+        trouble: Trouble::default(),
+        is_register_blind: true,
+        ..Search::new(Scope::Birth, 4 * STATES_MAX)
+    };
+    let explored = explore(&search);
+    let broken = explored.broken.expect("two leaders own one epoch");
+    assert!(broken.way.len() > 2, "{broken:?}");
+}
+
+/// `cargo test -p sim --features plants`: bugs that need one order of events among many.
+#[cfg(feature = "plants")]
+#[test]
+fn planted_bugs_are_found() {
+    use common::Plant;
+    for (scope, plant, rules) in [
+        (Scope::Pipeline, Plant::FreshPairAgain, &["I1", "O16"][..]),
+        (Scope::Birth, Plant::TrustIndeterminate, &["I10", "panic"]),
+        (Scope::Disk, Plant::AckBeforeSync, &["I7"]),
+    ] {
+        let search = Search { plants: Plants::only(plant), ..Search::new(scope, STATES_MAX) };
+        let broken = explore(&search).broken;
+        let rule = broken.as_ref().map_or("nothing", |broken| broken.rule);
+        assert!(rules.iter().any(|start| rule.starts_with(start)), "{plant:?}: {broken:?}");
+    }
+}
