@@ -21,6 +21,7 @@ use super::head::{Encoding, Head, Probe};
 use super::keylog::KeyRef;
 use super::points::Place;
 use super::run::Query;
+use super::scratch::emptied;
 use super::window::Seq;
 
 /// What an access is if it is no general range.
@@ -147,17 +148,17 @@ pub(super) struct Layout<'a> {
 impl<'a> Layout<'a> {
     /// Lays out the transactions; `seen` says what a transaction's reads have seen, nothing if too old.
     pub(super) fn new(
+        buffers: Layout<'static>,
         batch: &[Candidate<'a>],
         encoding: &Encoding,
         mut seen: impl FnMut(&Candidate<'a>) -> Option<Seq>,
     ) -> Self {
         let count: usize = batch.iter().map(|c| c.reads.len() + c.writes.len()).sum();
         assert!(u32::try_from(count * 2).is_ok_and(|c| c < NOTHING), "{count} ranges in a batch");
-        let mut layout = Self {
-            spans: Vec::with_capacity(batch.len()),
-            accesses: Vec::with_capacity(count),
-            ..Self::default()
-        };
+        let mut layout: Self = buffers;
+        assert!(layout.spans.is_empty(), "{} spans of another batch", layout.spans.len());
+        layout.spans.reserve(batch.len());
+        layout.accesses.reserve(count);
         for candidate in batch {
             let reads = layout.accesses.len() as u32;
             let seen_up_to = seen(candidate);
@@ -178,6 +179,19 @@ impl<'a> Layout<'a> {
             });
         }
         layout
+    }
+
+    /// Its buffers, for the next batch.
+    pub(super) fn into_buffers(mut self) -> Layout<'static> {
+        self.spans.clear();
+        self.items.clear();
+        Layout {
+            spans: self.spans,
+            accesses: emptied(self.accesses),
+            ranges: emptied(self.ranges),
+            items: self.items,
+            ..Layout::default()
+        }
     }
 
     fn access(&mut self, range: KeyRange<'a>, encoding: &Encoding, is_write: bool) {
@@ -279,14 +293,14 @@ impl<'a> Layout<'a> {
     }
 
     /// The ranges that are read, in the order of their begins.
-    pub(super) fn range_queries(&self) -> Vec<Query<'a>> {
+    pub(super) fn range_queries(&self, queries: &mut Vec<Query<'a>>) {
         let reads = self.items.iter().filter(|item| item.what() == What::ReadBegin);
         let query = |item: &Item| {
             let range = &self.ranges[item.id()];
             let seen = self.spans[range.transaction as usize].seen;
             Query { begin: range.begin, end: Some(range.end), seen, read: range.access }
         };
-        reads.map(query).collect()
+        queries.extend(reads.map(query));
     }
 
     /// The points that are read by whom `asks` says yes to.
@@ -294,8 +308,8 @@ impl<'a> Layout<'a> {
         &self,
         encoding: &Encoding,
         asks: impl Fn(Seq) -> bool,
-    ) -> Vec<Query<'a>> {
-        let mut queries = Vec::with_capacity(self.accesses.len());
+        queries: &mut Vec<Query<'a>>,
+    ) {
         for span in self.spans.iter().filter(|span| asks(span.seen)) {
             for read in span.reads..span.writes {
                 let access = &self.accesses[read as usize];
@@ -305,7 +319,6 @@ impl<'a> Layout<'a> {
                 }
             }
         }
-        queries
     }
 
     pub(super) fn key(&self, item: Item) -> &'a [u8] {

@@ -8,18 +8,20 @@
 //! group of transactions   places of all keys -> their buckets -> the keys to compare with -> verdicts, writes
 //! ```
 
+use core::ops::Range;
+
 use common::message::Verdict;
 
 use super::Decided;
 use super::batch::{Layout, Span, Target, What};
 use super::bits::Bits;
 use super::head::{Encoding, Probe};
-use super::keylog::KeyLog;
+use super::keylog::{KeyLog, KeyRef};
 use super::points::Points;
 use super::window::Seq;
 
 /// Accesses whose lines are asked for together.
-const GROUP: usize = 32;
+const GROUP: usize = 64;
 
 /// Everything that the verdicts depend on.
 pub(super) struct Judge<'s, 'a> {
@@ -34,6 +36,9 @@ pub(super) struct Judge<'s, 'a> {
     filled: Bits,
     own_gaps: OwnGaps<'a>,
     has_written: bool,
+    /// Accesses before it are near, and the transaction that it is in.
+    near: usize,
+    near_span: usize,
 }
 
 /// The ranges that the batch writes, for its point reads.
@@ -58,18 +63,26 @@ impl<'s, 'a> Judge<'s, 'a> {
             filled.reset(layout.items.len());
         }
         let own_gaps = OwnGaps::new(layout);
-        Self { layout, met, points, log, dead, seq, filled, own_gaps, has_written: false }
+        Self {
+            layout,
+            met,
+            points,
+            log,
+            dead,
+            seq,
+            filled,
+            own_gaps,
+            has_written: false,
+            near: 0,
+            near_span: 0,
+        }
     }
 
     /// The verdicts, and whether anything was written.
     pub(super) fn decide(mut self, encoding: &Encoding) -> (Decided, bool) {
         let count = self.layout.spans.len();
         let mut decided = Decided { verdicts: Vec::with_capacity(count), ..Decided::default() };
-        let mut near = 0;
         for index in 0..count {
-            if index == near {
-                near = self.bring_near(index);
-            }
             let (verdict, met_batch) = self.decide_one(self.layout.spans[index], encoding);
             decided.in_batch_conflicts += usize::from(met_batch);
             decided.verdicts.push(verdict);
@@ -77,35 +90,52 @@ impl<'s, 'a> Judge<'s, 'a> {
         (decided, self.has_written)
     }
 
-    /// Asks for the lines of a group of transactions from `first` on; returns the one behind it.
-    fn bring_near(&mut self, first: usize) -> usize {
-        let spans = &self.layout.spans;
-        let from = spans[first].reads as usize;
-        let mut next = first + 1;
-        while next < spans.len() && spans[next].end as usize - from <= GROUP {
-            next += 1;
-        }
-        let to = spans[next - 1].end as usize;
-        let mut sum = 0;
+    /// Asks for the lines of the accesses from `from` on, a group of them. Loops of few instructions each: the
+    /// processor looks further ahead in them.
+    fn bring_near(&mut self, from: usize) {
+        let to = self.layout.accesses.len().min(from + GROUP);
         for access in &mut self.layout.accesses[from..to] {
             access.place = self.points.place(access.hash);
-            sum ^= self.points.touch(access.place);
         }
+        let accesses = &self.layout.accesses[from..to];
+        let sum = accesses.iter().fold(0, |sum, access| sum ^ self.points.touch(access.place));
         core::hint::black_box(sum);
-        let mut sum = 0;
-        for span in &self.layout.spans[first..next] {
-            for (range, seen) in
-                [(span.reads..span.writes, span.seen), (span.writes..span.end, self.dead)]
-            {
-                for access in &self.layout.accesses[range.start as usize..range.end as usize] {
-                    if access.is_point() {
-                        sum ^= self.points.touch_key(access.place, access.hash, seen, self.log);
-                    }
-                }
+        let (mut keys, mut count) = ([KeyRef::default(); GROUP], 0);
+        while let Some(span) = self.layout.spans.get(self.near_span)
+            && (span.reads as usize) < to
+        {
+            count += self.keys_to_compare(span, from..to, &mut keys[count..]);
+            if span.end as usize > to {
+                break;
             }
+            self.near_span += 1;
         }
+        let sum = keys[..count].iter().fold(0, |sum, key| sum ^ self.log.touch(*key));
         core::hint::black_box(sum);
-        next
+        self.near = to;
+    }
+
+    /// The keys that the accesses of a transaction within a group will be compared with: one that it conflicts
+    /// with, as it seems, or those that it writes again. Returns how many.
+    fn keys_to_compare(&self, span: &Span, group: Range<usize>, keys: &mut [KeyRef]) -> usize {
+        let within =
+            |from: u32, to: u32| group.start.max(from as usize)..group.end.min(to as usize);
+        let key = |id: usize, seen| {
+            let access = &self.layout.accesses[id];
+            access
+                .is_point()
+                .then(|| self.points.key_to_compare(access.place, access.hash, seen))?
+        };
+        if let Some(met) = within(span.reads, span.writes).find_map(|id| key(id, span.seen)) {
+            keys[0] = met;
+            return 1;
+        }
+        let mut count = 0;
+        for met in within(span.writes, span.end).filter_map(|id| key(id, self.dead)) {
+            keys[count] = met;
+            count += 1;
+        }
+        count
     }
 
     /// The verdict, and whether it is a conflict with this very batch.
@@ -114,8 +144,9 @@ impl<'s, 'a> Judge<'s, 'a> {
             return (Verdict::TooOld, false);
         }
         let (mut is_conflict, mut met_batch, mut ranges) = (false, false, Vec::new());
+        let mut seen = span.seen;
         for (index, id) in (0_u32..).zip(span.reads..span.writes) {
-            let (newer, of_batch) = self.read(id as usize, span.seen, encoding);
+            let (newer, of_batch) = self.read(id as usize, seen, encoding);
             is_conflict |= newer;
             met_batch |= of_batch;
             if !newer {
@@ -124,7 +155,11 @@ impl<'s, 'a> Judge<'s, 'a> {
             if span.report_conflicts {
                 ranges.push(index);
             } else if met_batch {
-                break; // There is nothing more to learn.
+                break;
+            }
+            if !span.report_conflicts {
+                // All that remains to be known is whether it met this batch too.
+                seen = self.seq.before();
             }
         }
         if is_conflict {
@@ -135,7 +170,10 @@ impl<'s, 'a> Judge<'s, 'a> {
     }
 
     /// Whether a read meets anything newer than `seen`, and whether this batch wrote it.
-    fn read(&self, id: usize, seen: Seq, encoding: &Encoding) -> (bool, bool) {
+    fn read(&mut self, id: usize, seen: Seq, encoding: &Encoding) -> (bool, bool) {
+        if id >= self.near {
+            self.bring_near(id);
+        }
         let access = &self.layout.accesses[id];
         let met_history = self.met.get(id).copied().unwrap_or(false);
         match access.target() {
@@ -155,13 +193,15 @@ impl<'s, 'a> Judge<'s, 'a> {
     }
 
     fn write(&mut self, id: usize) {
+        if id >= self.near {
+            self.bring_near(id);
+        }
         let access = &mut self.layout.accesses[id];
         match access.target() {
             Target::Nothing => return,
             Target::Point => {
                 let (place, hash, key) = (access.place, access.hash, access.key);
-                access.written =
-                    self.points.write((place, hash, key), (self.seq, self.dead), self.log);
+                access.written = self.points.write((place, hash, key), self.seq, self.log);
                 if self.layout.reads_ranges {
                     self.filled.set(access.at as usize, access.at as usize + 1);
                 }

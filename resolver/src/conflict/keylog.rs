@@ -1,7 +1,7 @@
 //! The bytes of written keys: a first-in, first-out log that the points and the runs point into.
 //!
 //! ```text
-//! chunk      128 KiB                       a reference, 32 bits: | chunk mod 2^17 | word in it: 15 |
+//! chunk      2 MiB                         a reference, 32 bits: | chunk mod 2^13 | word in it: 19 |
 //!            +--------+---------+-----+--------+------
 //!            | length | key ... | pad | length | key ...          lengths are u32, little-endian;
 //!            +--------+---------+-----+--------+------            everything begins at a multiple of 4
@@ -16,13 +16,13 @@ use super::window::Seq;
 
 /// Where a chunk is full.
 const CHUNK_BYTES: usize = WORDS * WORD_BYTES;
-const WORD_BITS: u32 = 15;
+const WORD_BITS: u32 = 19;
 const WORDS: usize = 1 << WORD_BITS;
 const WORD_BYTES: usize = 4;
 /// Chunks at once, at most: 16 GiB of keys.
 const CHUNKS_MAX: usize = 1 << (32 - WORD_BITS);
 /// Empty chunks that are kept for the next keys.
-const SPARES_MAX: usize = 8;
+const SPARES_MAX: usize = 2;
 
 /// Where a key is in the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -54,7 +54,8 @@ impl KeyLog {
     pub(super) fn append(&mut self, key: &[u8], seq: Seq) -> KeyRef {
         if self.chunks.back().is_none_or(|chunk| chunk.bytes.len() >= CHUNK_BYTES) {
             assert!(self.chunks.len() < CHUNKS_MAX, "{} chunks of keys", self.chunks.len());
-            let bytes = self.spares.pop().unwrap_or_default();
+            let size = if self.chunks.is_empty() { 0 } else { CHUNK_BYTES + CHUNK_BYTES / 32 };
+            let bytes = self.spares.pop().unwrap_or_else(|| Vec::with_capacity(size));
             self.chunks.push_back(Chunk { bytes, newest: seq });
         }
         let chunk_number = self.first.wrapping_add(self.chunks.len() as u32 - 1);
@@ -62,10 +63,13 @@ impl KeyLog {
         assert!(chunk.newest <= seq, "batch {seq:?} after {:?}", chunk.newest);
         let begin = chunk.bytes.len();
         let length = u32::try_from(key.len()).expect("a key below 4 GiB");
+        let end = (begin + WORD_BYTES + key.len()).next_multiple_of(WORD_BYTES);
+        chunk.bytes.reserve(end - begin);
         chunk.bytes.extend_from_slice(&length.to_le_bytes());
         chunk.bytes.extend_from_slice(key);
-        let end = (begin + WORD_BYTES + key.len()).next_multiple_of(WORD_BYTES);
-        chunk.bytes.resize(end, 0);
+        if chunk.bytes.len() < end {
+            chunk.bytes.resize(end, 0);
+        }
         chunk.newest = seq;
         self.bytes += end - begin;
         KeyRef(chunk_number << WORD_BITS | (begin / WORD_BYTES) as u32)
@@ -135,7 +139,7 @@ mod tests {
     #[test]
     fn keys_of_all_lengths_are_found_until_their_chunk_goes() {
         let mut log = KeyLog::new();
-        let keys: Vec<Vec<u8>> = (0..3000_usize).map(|i| vec![i as u8; i * 7 % 400]).collect();
+        let keys: Vec<Vec<u8>> = (0..3000_usize).map(|i| vec![i as u8; i * 7 % 4000]).collect();
         let mut all = Vec::new();
         for (seq, batch) in (1..).zip(keys.chunks(100)) {
             all.extend(batch.iter().map(|key| (log.append(key, Seq(seq)), key, seq)));

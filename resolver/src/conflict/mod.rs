@@ -64,6 +64,7 @@ mod merge;
 pub mod model;
 mod points;
 mod run;
+mod scratch;
 #[cfg(test)]
 mod tests;
 mod tiers;
@@ -79,16 +80,16 @@ use head::Encoding;
 use judge::Judge;
 use keylog::{KeyLog, KeyRef};
 use points::Points;
-use run::{Entry, Kind, Run};
+use run::{Entry, Kind, Query, Run};
+use scratch::{Scratch, emptied};
 use tiers::Tiers;
 use window::{Seq, Window};
 
 /// Transactions in a batch, at most, inclusive: a place in the batch is a `u16`.
 pub const BATCH_TRANSACTIONS_MAX: usize = 65_535;
 
-/// Buckets of the table that [`ConflictSet::evict`] looks at for each written point, on top of its caller's
-/// budget: one lap takes at most as many writes as there are points.
-const SWEPT_PER_WRITE: usize = 1;
+/// Written points for one entry of the spill that eviction looks at.
+const WRITES_PER_SWEPT: usize = 4;
 /// Runs and chunks that an eviction drops at least, if they have left the window.
 const RUNS_PER_EVICTION: usize = 4;
 const CHUNKS_PER_EVICTION: usize = 64;
@@ -135,8 +136,9 @@ pub struct ConflictSet {
     encoding: Arc<Encoding>,
     /// Batches since the encoding was learned.
     encoding_batches: u32,
-    /// Buckets that eviction owes for writes since it last ran.
+    /// Written ranges and points since eviction last ran.
     sweep_owed: usize,
+    scratch: Scratch,
 }
 
 impl ConflictSet {
@@ -155,6 +157,7 @@ impl ConflictSet {
             encoding: Arc::new(Encoding::default()),
             encoding_batches: ENCODING_BATCHES_MIN,
             sweep_owed: 0,
+            scratch: Scratch::default(),
         }
     }
 
@@ -164,7 +167,7 @@ impl ConflictSet {
         self.oldest
     }
 
-    /// Written points and boundaries of written ranges in memory, those that wait for eviction included.
+    /// Points that were written in the window, and boundaries of written ranges in memory.
     #[must_use]
     pub fn len(&self) -> usize {
         self.points.len() + self.gap_runs.len()
@@ -210,7 +213,7 @@ impl ConflictSet {
         let met = self.meet_history(&layout);
 
         let dead = self.window.dead();
-        self.points.grow(layout.written_points, dead, &self.log);
+        self.points.grow(layout.written_points, &self.log);
         let (seq, table) = (self.window.newest().next(), (&mut self.points, &mut self.log));
         let judge = Judge::new(&mut layout, &met, table, (dead, seq));
         let (decided, has_written) = judge.decide(&encoding);
@@ -220,8 +223,10 @@ impl ConflictSet {
             self.publish_gaps(&layout, seq);
             self.publish_points(&mut layout, seq);
         }
-        self.sweep_owed += layout.written_points * SWEPT_PER_WRITE;
+        self.sweep_owed += layout.written_points;
         self.learn(&layout);
+        self.scratch.layout = layout.into_buffers();
+        self.scratch.met = met;
         self.point_runs.work(&self.log, &self.window);
         self.gap_runs.work(&self.log, &self.window);
         decided
@@ -233,23 +238,23 @@ impl ConflictSet {
         self.oldest = self.oldest.max(oldest);
         self.newest = self.newest.max(self.oldest);
         self.window.expire(self.oldest);
+        self.points.expire(self.window.dead());
     }
 
-    /// Frees what left the window, in a bounded step: looks at `entries` buckets of points, and at more for what
-    /// was written since the last call, so that it keeps up with any load; drops some runs and chunks of keys.
-    /// Returns how many entries went. Meant to be called after each batch.
-    pub fn evict(&mut self, entries: usize) -> usize {
-        let len_before = self.len();
-        let buckets = entries.saturating_add(core::mem::take(&mut self.sweep_owed));
+    /// Frees the memory of what left the window, in a bounded step: looks at about `entries` entries, and at more
+    /// for what was written since the last call, so that it keeps up with any load; drops some runs and
+    /// chunks of keys as a whole. Returns whether there may be more. Meant to be called after each batch.
+    pub fn evict(&mut self, entries: usize) -> bool {
         let dead = self.window.dead();
-        self.points.sweep(dead, &self.log, buckets);
+        let owed = core::mem::take(&mut self.sweep_owed) / WRITES_PER_SWEPT;
+        self.points.sweep(&self.log, entries.saturating_add(owed) / 8 + 1);
         let runs_max = RUNS_PER_EVICTION + entries / 64;
         self.point_runs.expire(dead, runs_max);
         self.gap_runs.expire(dead, runs_max);
         let lows = [self.point_runs.low(), self.gap_runs.low()];
         let unused = lows.into_iter().flatten().map(Seq::before).fold(dead, Seq::min);
         self.log.expire(unused, CHUNKS_PER_EVICTION + entries / 64);
-        len_before.saturating_sub(self.len())
+        lows.into_iter().flatten().any(|low| low <= dead) || !self.points.is_swept()
     }
 
     /// Asserts the invariants of the module header. Visits every entry.
@@ -264,10 +269,18 @@ impl ConflictSet {
         self.gap_runs.check(&self.log, &self.window);
     }
 
-    fn layout<'a>(&self, version: Version, batch: &[Candidate<'a>]) -> Layout<'a> {
+    /// The numbers of the batches begin behind `dead`. The set must be empty.
+    #[cfg(test)]
+    fn start_at(&mut self, dead: u32) {
+        self.window.start_at(dead);
+        self.points.start_at(Seq(dead));
+    }
+
+    fn layout<'a>(&mut self, version: Version, batch: &[Candidate<'a>]) -> Layout<'a> {
         // A read version from the future has seen all of history, and nothing of this batch.
         let before = version.minus_saturating(1);
-        Layout::new(batch, &self.encoding, |candidate| {
+        let buffers = core::mem::take(&mut self.scratch.layout);
+        Layout::new(buffers, batch, &self.encoding, |candidate| {
             let is_too_old = !candidate.reads.is_empty() && candidate.read_version < self.oldest;
             (!is_too_old).then(|| self.window.seen(candidate.read_version.min(before)))
         })
@@ -280,17 +293,22 @@ impl ConflictSet {
         if !asks_points && !layout.reads_ranges {
             return Vec::new();
         }
-        let mut met = vec![false; layout.accesses.len()];
+        let mut met = core::mem::take(&mut self.scratch.met);
+        met.clear();
+        met.resize(layout.accesses.len(), false);
+        let mut queries: Vec<Query<'_>> = core::mem::take(&mut self.scratch.queries);
         if layout.reads_ranges {
-            let queries = layout.range_queries();
+            layout.range_queries(&mut queries);
             self.gap_runs.meet(&self.log, &self.encoding, &queries, &mut met);
             self.point_runs.meet(&self.log, &self.encoding, &queries, &mut met);
+            queries.clear();
         }
         if asks_points {
             let runs = &self.gap_runs;
-            let queries = layout.point_queries(&self.encoding, |seen| runs.is_newer(seen));
+            layout.point_queries(&self.encoding, |seen| runs.is_newer(seen), &mut queries);
             self.gap_runs.meet(&self.log, &self.encoding, &queries, &mut met);
         }
+        self.scratch.queries = emptied(queries);
         met
     }
 

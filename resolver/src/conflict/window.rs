@@ -31,6 +31,9 @@ impl Seq {
     }
 }
 
+/// Batches that are looked at around the place where one should be, before it is searched for.
+const GUESS_STEPS_MAX: usize = 4;
+
 #[derive(Clone, Debug)]
 pub(super) struct Window {
     versions: VecDeque<Version>,
@@ -61,7 +64,29 @@ impl Window {
         if self.versions.back().is_none_or(|newest| *newest <= version) {
             return self.newest();
         }
-        Seq(self.dead.0 + self.versions.partition_point(|at| *at <= version) as u32)
+        let seen = self
+            .guess(version)
+            .unwrap_or_else(|| self.versions.partition_point(|at| *at <= version));
+        Seq(self.dead.0 + seen as u32)
+    }
+
+    /// How many batches are at or below `version`, if they are about as far apart as they are on average.
+    fn guess(&self, version: Version) -> Option<usize> {
+        let (oldest, newest) = (self.versions.front()?.0, self.versions.back()?.0);
+        let behind = version.0.checked_sub(oldest)?;
+        let span = newest.checked_sub(oldest)?;
+        let last = self.versions.len() as u64 - 1;
+        let mut at = (behind.checked_mul(last)? / span.max(1)).min(last) as usize;
+        for _ in 0..GUESS_STEPS_MAX {
+            let is_seen = self.versions[at] <= version;
+            let is_next_seen = self.versions.get(at + 1).is_some_and(|next| *next <= version);
+            match (is_seen, is_next_seen) {
+                (true, false) => return Some(at + 1),
+                (true, true) => at += 1,
+                (false, _) => at = at.checked_sub(1)?,
+            }
+        }
+        None
     }
 
     /// The version of a batch in the window.
