@@ -189,6 +189,12 @@ impl Cluster {
         (number, channel.outstanding.first_key_value().map_or(number, |(first, _)| *first))
     }
 
+    /// Commit requests without an answer.
+    pub(super) fn outstanding_count(&self) -> usize {
+        let channels = self.links.values().flat_map(|link| link.channels.values());
+        channels.map(|channel| channel.outstanding.len()).sum()
+    }
+
     /// Takes the answer to a commit request, or gives the request up: which commit was it?
     pub(super) fn settle_commit(&mut self, proxy: Endpoint, number: RequestId) -> Option<Key> {
         let channel = self.links.get_mut(&proxy.node)?.channels.get_mut(&proxy.role)?;

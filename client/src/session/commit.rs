@@ -43,7 +43,7 @@ use common::{
 
 use super::lane::{self, LaneId, Turn};
 use super::question::{Ask, Reply, unexpected};
-use super::{Answer, Committed, Item, Key, Owner, Session};
+use super::{Answer, Committed, Item, Key, Owner, PATIENCE_DOUBLINGS_MAX, Session};
 use crate::transaction::{IdChoice, Sealed};
 use crate::{Block, Error};
 
@@ -51,8 +51,6 @@ use crate::{Block, Error};
 const ATTEMPTS_MAX: u32 = 16;
 /// Larger requests are not sent again on the same connection: only a simulated network loses messages.
 const RESEND_BYTES_MAX: u64 = 256 << 10;
-/// The time for an answer is doubled this often at most.
-const PATIENCE_DOUBLINGS_MAX: u32 = 5;
 /// A request gets this much more time for each second that its bytes take.
 const BYTES_PER_SECOND_MIN: u64 = 4 << 20;
 /// Enough for one block's entry when its offsets are looked up; one version always fits.
@@ -281,7 +279,9 @@ impl Session {
 
     pub(super) fn place_commit(&mut self, cx: &mut Cx<'_>, key: Key) -> bool {
         let Some(commit) = self.commits.get(&key) else { return true };
+        let is_open = self.window.is_open(self.cluster.outstanding_count());
         match commit.phase {
+            Phase::Send | Phase::Fence if !is_open => false,
             Phase::Send => {
                 let proxy = match commit.lane {
                     Some(lane) => match self.lane_proxy(cx, lane, key) {
@@ -353,6 +353,7 @@ impl Session {
             let settled = self.cluster.settle_commit(sent.proxy, sent.number);
             assert_eq!(settled, Some(key), "{} of {:?} was outstanding", sent.number, sent.proxy);
             commit.timeouts += 1;
+            self.window.shrink(self.cluster.outstanding_count());
             self.suspect(sent.proxy);
             return self.handle_lost(cx, vec![key]);
         }
@@ -405,6 +406,12 @@ impl Session {
         reply: CommitReply,
     ) {
         let Some(key) = self.cluster.settle_commit(from, reply.request) else { return };
+        match &reply.outcome {
+            CommitOutcome::Refused(refusal) if refusal.code() == Code::Overloaded => {
+                self.window.shrink(self.cluster.outstanding_count());
+            }
+            _ => self.window.grow(cx.knobs.client_in_flight_max),
+        }
         let commit = &self.commits[&key];
         let sent = *commit.sent().expect("outstanding requests belong to sent commits");
         assert_eq!(sent.number, reply.request, "{key:?} has one request outstanding");

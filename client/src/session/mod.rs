@@ -22,6 +22,7 @@
 //! Invariants kept here (numbers of the design):
 //!
 //! - I4: a read version is asked for after the call came; each retry asks anew.
+//! - Congestion: fewer commits wait for verdicts when the proxy has too much (module `window`).
 //! - I15: a commit request is settled once; `answered_below` is the lowest number still wanted.
 //! - I16: a commit with an unknown outcome is fenced before anything of it is sent again (module `commit`).
 //!
@@ -41,6 +42,7 @@ mod pull;
 mod question;
 #[cfg(test)]
 mod tests;
+mod window;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -62,9 +64,12 @@ use errand::Errand;
 use lane::Lane;
 use pull::Puller;
 use question::Question;
+use window::Window;
 
 /// Calls that wait for a place in flight, at most, for each place.
 const WAITING_CALLS_FACTOR: u64 = 8;
+/// The time for an answer is doubled this often at most.
+const PATIENCE_DOUBLINGS_MAX: u32 = 5;
 /// How often one pump goes over what became ready meanwhile. What is left goes on with the next tick.
 const PUMP_ROUNDS_MAX: u32 = 4;
 /// Pullers of a session, at most.
@@ -202,6 +207,7 @@ enum Task {
 pub struct Session {
     me: Endpoint,
     cluster: Cluster,
+    window: Window,
     waiting: VecDeque<Waiting>,
     /// Calls that have been started and are not answered, without pulls.
     in_flight: BTreeSet<CallId>,
@@ -237,6 +243,7 @@ impl Session {
         Self {
             me,
             cluster: Cluster::default(),
+            window: Window::new(),
             waiting: VecDeque::new(),
             in_flight: BTreeSet::new(),
             bytes: 0,

@@ -20,7 +20,7 @@ use common::{
     Version,
 };
 
-use super::{Answer, Item, Key, Owner, Session};
+use super::{Answer, Item, Key, Owner, PATIENCE_DOUBLINGS_MAX, Session};
 
 /// What to ask.
 #[derive(Clone, Debug)]
@@ -115,6 +115,8 @@ pub(super) struct Question {
     backoff: Backoff,
     /// Which of the possible targets is next.
     rotation: usize,
+    /// How often a target did not answer in time.
+    timeouts: u32,
     deadline: Option<Time>,
 }
 
@@ -145,6 +147,7 @@ impl Session {
                 wait: Duration::ZERO,
                 backoff: Backoff::default(),
                 rotation: 0,
+                timeouts: 0,
                 deadline,
             },
         );
@@ -214,8 +217,12 @@ impl Session {
             let detail = "no answer within client_timeout_ms";
             return self.deliver(cx, key, Reply::Refused(Refusal::new(Code::TimedOut, detail)));
         }
-        let given_up = Duration::from_millis(cx.knobs.client_timeout_ms + question.ask.wait_ms());
+        // Longer each time that it was not enough: an answer that takes longer is the same for the next target.
+        let doublings = question.timeouts.min(PATIENCE_DOUBLINGS_MAX);
+        let patience_ms = (cx.knobs.client_timeout_ms << doublings) + question.ask.wait_ms();
+        let given_up = Duration::from_millis(patience_ms);
         if question.target.is_some() && cx.now.since(question.first_sent) >= given_up {
+            question.timeouts += 1;
             return self.retarget(cx, key, Duration::ZERO, true);
         }
         self.ready.insert(Item::Question(key));

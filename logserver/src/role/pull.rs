@@ -135,7 +135,10 @@ impl Pulls {
     }
 
     fn insert(&mut self, from: Endpoint, pull: Pull, deadline: Time) {
-        self.take_superseded(from, &pull);
+        // Asked again, it waits no longer than it would have: a consumer that asks before each answer can reach
+        // it would else never get one.
+        let superseded = self.take_superseded(from, &pull);
+        let deadline = superseded.map_or(deadline, |earlier| deadline.min(earlier.deadline));
         let id = PullId(self.next);
         self.next += 1;
         if pull.want > pull.after {
@@ -149,7 +152,7 @@ impl Pulls {
     }
 
     /// A consumer that asks again from the same place does not wait for the earlier answer any more.
-    fn take_superseded(&mut self, from: Endpoint, pull: &Pull) {
+    fn take_superseded(&mut self, from: Endpoint, pull: &Pull) -> Option<Waiting> {
         let of_stream = pull.streams.first().and_then(|stream| self.by_stream.get(stream));
         let earlier = of_stream.into_iter().flatten().copied().find(|id| {
             let waiting = &self.waiting[id];
@@ -157,9 +160,7 @@ impl Pulls {
                 && waiting.pull.after == pull.after
                 && waiting.pull.streams == pull.streams
         });
-        if let Some(earlier) = earlier {
-            self.take(earlier);
-        }
+        earlier.and_then(|earlier| self.take(earlier))
     }
 
     fn take(&mut self, id: PullId) -> Option<Waiting> {
