@@ -33,6 +33,8 @@ const NOTHING: u32 = u32::MAX - 1;
 pub(super) struct Access<'a> {
     pub(super) key: &'a [u8],
     pub(super) hash: u64,
+    /// Of a point, once [`Layout::has_heads`].
+    pub(super) head: Head,
     /// [`POINT`], [`NOTHING`] or a range.
     link: u32,
     pub(super) place: Place,
@@ -51,13 +53,17 @@ pub(super) enum Target {
     Range(usize),
 }
 
-impl Access<'_> {
+impl<'a> Access<'a> {
     pub(super) const fn target(&self) -> Target {
         match self.link {
             POINT => Target::Point,
             NOTHING => Target::Nothing,
             range => Target::Range(range as usize),
         }
+    }
+
+    pub(super) const fn probe(&self) -> Probe<'a> {
+        Probe { head: self.head, key: self.key }
     }
 
     pub(super) const fn is_point(&self) -> bool {
@@ -143,6 +149,7 @@ pub(super) struct Layout<'a> {
     pub(super) written_points: usize,
     /// Neighbours in the order whose heads didn't tell them apart.
     pub(super) ties: usize,
+    has_heads: bool,
 }
 
 impl<'a> Layout<'a> {
@@ -150,7 +157,7 @@ impl<'a> Layout<'a> {
     pub(super) fn new(
         buffers: Layout<'static>,
         batch: &[Candidate<'a>],
-        encoding: &Encoding,
+        (encoding, wants_heads): (&Encoding, bool),
         mut seen: impl FnMut(&Candidate<'a>) -> Option<Seq>,
     ) -> Self {
         let count: usize = batch.iter().map(|c| c.reads.len() + c.writes.len()).sum();
@@ -159,6 +166,7 @@ impl<'a> Layout<'a> {
         assert!(layout.spans.is_empty(), "{} spans of another batch", layout.spans.len());
         layout.spans.reserve(batch.len());
         layout.accesses.reserve(count);
+        layout.has_heads = wants_heads;
         for candidate in batch {
             let reads = layout.accesses.len() as u32;
             let seen_up_to = seen(candidate);
@@ -219,11 +227,24 @@ impl<'a> Layout<'a> {
         self.writes_ranges |= link < NOTHING && is_write;
         self.written_points += usize::from(link == POINT && is_write);
         let place = Place::default();
-        self.accesses.push(Access { key, hash, link, place, at: 0, written: None });
+        let head =
+            if self.has_heads && link == POINT { encoding.head(key) } else { Head::default() };
+        self.accesses.push(Access { key, hash, head, link, place, at: 0, written: None });
+    }
+
+    /// Gives all points their heads.
+    pub(super) fn add_heads(&mut self, encoding: &Encoding) {
+        if !self.has_heads {
+            for access in self.accesses.iter_mut().filter(|access| access.is_point()) {
+                access.head = encoding.head(access.key);
+            }
+            self.has_heads = true;
+        }
     }
 
     /// Puts the ends of ranges in order, with the written points if a range is read.
-    pub(super) fn sort(&mut self, encoding: &Encoding) {
+    pub(super) fn sort(&mut self) {
+        assert!(self.has_heads, "points without heads");
         assert!(self.items.is_empty(), "{} items are sorted already", self.items.len());
         let points = if self.reads_ranges { self.written_points } else { 0 };
         self.items.reserve_exact(self.ranges.len() * 2 + points);
@@ -240,8 +261,7 @@ impl<'a> Layout<'a> {
             for span in &self.spans {
                 for id in span.writes as usize..span.end as usize {
                     if self.accesses[id].is_point() {
-                        let head = encoding.head(self.accesses[id].key);
-                        self.items.push(Item::new(head, What::Point, id));
+                        self.items.push(Item::new(self.accesses[id].head, What::Point, id));
                     }
                 }
             }
@@ -263,7 +283,8 @@ impl<'a> Layout<'a> {
         self.items.reserve(self.written_points);
         for (id, access) in self.accesses.iter().enumerate() {
             if access.written.is_some() {
-                self.items.push(Item::new(encoding.head(access.key), What::Point, id));
+                let head = if self.has_heads { access.head } else { encoding.head(access.key) };
+                self.items.push(Item::new(head, What::Point, id));
             }
         }
         self.order();
@@ -304,18 +325,13 @@ impl<'a> Layout<'a> {
     }
 
     /// The points that are read by whom `asks` says yes to.
-    pub(super) fn point_queries(
-        &self,
-        encoding: &Encoding,
-        asks: impl Fn(Seq) -> bool,
-        queries: &mut Vec<Query<'a>>,
-    ) {
-        for span in self.spans.iter().filter(|span| asks(span.seen)) {
+    pub(super) fn point_queries(&self, asks: impl Fn(Seq) -> bool, queries: &mut Vec<Query<'a>>) {
+        assert!(self.has_heads, "points without heads");
+        for span in self.spans.iter().filter(|span| !span.is_too_old && asks(span.seen)) {
             for read in span.reads..span.writes {
                 let access = &self.accesses[read as usize];
                 if access.is_point() {
-                    let begin = encoding.probe(access.key);
-                    queries.push(Query { begin, end: None, seen: span.seen, read });
+                    queries.push(Query { begin: access.probe(), end: None, seen: span.seen, read });
                 }
             }
         }

@@ -67,7 +67,7 @@ impl Encoding {
     pub(super) fn head(&self, key: &[u8]) -> Head {
         let mut region = 0;
         for prefix in &self.prefixes {
-            if key.starts_with(prefix) {
+            if starts_with(key, prefix) {
                 return pack(region + 1, key, prefix.len());
             }
             if *key < **prefix {
@@ -114,6 +114,23 @@ impl Encoding {
         let prefix = if region % 2 == 1 { &self.prefixes[region / 2][..] } else { &[] };
         [prefix, &bytes[..length]].concat()
     }
+}
+
+/// By words: most prefixes are a few of them, and a call to compare memory costs more.
+fn starts_with(key: &[u8], prefix: &[u8]) -> bool {
+    let word = |bytes: &[u8], at: usize| bytes[at..].first_chunk::<8>().copied();
+    if prefix.len() < 8 || prefix.len() > 64 || key.len() < prefix.len() {
+        return key.starts_with(prefix);
+    }
+    let last = prefix.len() - 8;
+    let mut at = 0;
+    while at < last {
+        if word(key, at) != word(prefix, at) {
+            return false;
+        }
+        at += 8;
+    }
+    word(key, last) == word(prefix, last)
 }
 
 fn pack(region: u64, key: &[u8], prefix_bytes: usize) -> Head {

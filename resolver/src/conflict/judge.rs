@@ -15,7 +15,7 @@ use common::message::Verdict;
 use super::Decided;
 use super::batch::{Layout, Span, Target, What};
 use super::bits::Bits;
-use super::head::{Encoding, Probe};
+use super::head::Probe;
 use super::keylog::{KeyLog, KeyRef};
 use super::points::Points;
 use super::window::Seq;
@@ -49,6 +49,7 @@ struct OwnGaps<'a> {
     /// For each range of the layout, its places among them.
     places: Vec<(u32, u32)>,
     filled: Bits,
+    is_filled: bool,
 }
 
 impl<'s, 'a> Judge<'s, 'a> {
@@ -79,11 +80,11 @@ impl<'s, 'a> Judge<'s, 'a> {
     }
 
     /// The verdicts, and whether anything was written.
-    pub(super) fn decide(mut self, encoding: &Encoding) -> (Decided, bool) {
+    pub(super) fn decide(mut self) -> (Decided, bool) {
         let count = self.layout.spans.len();
         let mut decided = Decided { verdicts: Vec::with_capacity(count), ..Decided::default() };
         for index in 0..count {
-            let (verdict, met_batch) = self.decide_one(self.layout.spans[index], encoding);
+            let (verdict, met_batch) = self.decide_one(self.layout.spans[index]);
             decided.in_batch_conflicts += usize::from(met_batch);
             decided.verdicts.push(verdict);
         }
@@ -139,14 +140,14 @@ impl<'s, 'a> Judge<'s, 'a> {
     }
 
     /// The verdict, and whether it is a conflict with this very batch.
-    fn decide_one(&mut self, span: Span, encoding: &Encoding) -> (Verdict, bool) {
+    fn decide_one(&mut self, span: Span) -> (Verdict, bool) {
         if span.is_too_old {
             return (Verdict::TooOld, false);
         }
         let (mut is_conflict, mut met_batch, mut ranges) = (false, false, Vec::new());
         let mut seen = span.seen;
         for (index, id) in (0_u32..).zip(span.reads..span.writes) {
-            let (newer, of_batch) = self.read(id as usize, seen, encoding);
+            let (newer, of_batch) = self.read(id as usize, seen);
             is_conflict |= newer;
             met_batch |= of_batch;
             if !newer {
@@ -170,7 +171,7 @@ impl<'s, 'a> Judge<'s, 'a> {
     }
 
     /// Whether a read meets anything newer than `seen`, and whether this batch wrote it.
-    fn read(&mut self, id: usize, seen: Seq, encoding: &Encoding) -> (bool, bool) {
+    fn read(&mut self, id: usize, seen: Seq) -> (bool, bool) {
         if id >= self.near {
             self.bring_near(id);
         }
@@ -186,7 +187,7 @@ impl<'s, 'a> Judge<'s, 'a> {
             Target::Point => {
                 let newest =
                     self.points.newer(access.place, access.hash, access.key, seen, self.log);
-                let of_batch = newest == self.seq || self.own_gaps.holds(access.key, encoding);
+                let of_batch = newest == self.seq || self.own_gaps.holds(access.probe());
                 (met_history || newest != Seq::NONE || of_batch, of_batch)
             }
         }
@@ -249,15 +250,15 @@ impl<'a> OwnGaps<'a> {
     fn fill(&mut self, range: usize) {
         if let Some(&(begin, end)) = self.places.get(range) {
             self.filled.set(begin as usize, end as usize);
+            self.is_filled = true;
         }
     }
 
     /// Whether a range that was filled holds `key`.
-    fn holds(&self, key: &[u8], encoding: &Encoding) -> bool {
-        if self.ends.is_empty() {
+    fn holds(&self, key: Probe<'_>) -> bool {
+        if !self.is_filled {
             return false;
         }
-        let key = encoding.probe(key);
         let behind = self.ends.partition_point(|end| end.cmp(&key).is_le());
         behind > 0 && self.filled.any(behind - 1, behind)
     }

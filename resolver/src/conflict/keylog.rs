@@ -1,7 +1,7 @@
 //! The bytes of written keys: a first-in, first-out log that the points and the runs point into.
 //!
 //! ```text
-//! chunk      2 MiB                         a reference, 32 bits: | chunk mod 2^13 | word in it: 19 |
+//! chunk      4 MiB                         a reference, 32 bits: | chunk mod 2^12 | word in it: 20 |
 //!            +--------+---------+-----+--------+------
 //!            | length | key ... | pad | length | key ...          lengths are u32, little-endian;
 //!            +--------+---------+-----+--------+------            everything begins at a multiple of 4
@@ -16,13 +16,13 @@ use super::window::Seq;
 
 /// Where a chunk is full.
 const CHUNK_BYTES: usize = WORDS * WORD_BYTES;
-const WORD_BITS: u32 = 19;
+const WORD_BITS: u32 = 20;
 const WORDS: usize = 1 << WORD_BITS;
 const WORD_BYTES: usize = 4;
 /// Chunks at once, at most: 16 GiB of keys.
 const CHUNKS_MAX: usize = 1 << (32 - WORD_BITS);
 /// Empty chunks that are kept for the next keys.
-const SPARES_MAX: usize = 2;
+const SPARES_MAX: usize = 1;
 
 /// Where a key is in the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn keys_of_all_lengths_are_found_until_their_chunk_goes() {
         let mut log = KeyLog::new();
-        let keys: Vec<Vec<u8>> = (0..3000_usize).map(|i| vec![i as u8; i * 7 % 4000]).collect();
+        let keys: Vec<Vec<u8>> = (0..3000_usize).map(|i| vec![i as u8; i * 7 % 8000]).collect();
         let mut all = Vec::new();
         for (seq, batch) in (1..).zip(keys.chunks(100)) {
             all.extend(batch.iter().map(|key| (log.append(key, Seq(seq)), key, seq)));

@@ -208,7 +208,8 @@ impl ConflictSet {
         let encoding = Arc::clone(&self.encoding);
         let mut layout = self.layout(version, batch);
         if !layout.ranges.is_empty() {
-            layout.sort(&encoding);
+            layout.add_heads(&encoding);
+            layout.sort();
         }
         let met = self.meet_history(&layout);
 
@@ -216,7 +217,7 @@ impl ConflictSet {
         self.points.grow(layout.written_points, &self.log);
         let (seq, table) = (self.window.newest().next(), (&mut self.points, &mut self.log));
         let judge = Judge::new(&mut layout, &met, table, (dead, seq));
-        let (decided, has_written) = judge.decide(&encoding);
+        let (decided, has_written) = judge.decide();
         if has_written {
             let pushed = self.window.push(version);
             assert_eq!(pushed, seq, "the batch has another number than its writes");
@@ -280,7 +281,8 @@ impl ConflictSet {
         // A read version from the future has seen all of history, and nothing of this batch.
         let before = version.minus_saturating(1);
         let buffers = core::mem::take(&mut self.scratch.layout);
-        Layout::new(buffers, batch, &self.encoding, |candidate| {
+        let wants_heads = self.gap_runs.is_newer(self.window.dead());
+        Layout::new(buffers, batch, (&self.encoding, wants_heads), |candidate| {
             let is_too_old = !candidate.reads.is_empty() && candidate.read_version < self.oldest;
             (!is_too_old).then(|| self.window.seen(candidate.read_version.min(before)))
         })
@@ -288,8 +290,9 @@ impl ConflictSet {
 
     /// For each access, whether a range of history met it; empty if nothing could.
     fn meet_history(&mut self, layout: &Layout<'_>) -> Vec<bool> {
-        let seen_min = layout.spans.iter().map(|span| span.seen).min().unwrap_or_default();
-        let asks_points = layout.reads_points && self.gap_runs.is_newer(seen_min);
+        let seen = layout.spans.iter().filter(|span| !span.is_too_old).map(|span| span.seen);
+        let asks_points =
+            layout.reads_points && seen.min().is_some_and(|seen| self.gap_runs.is_newer(seen));
         if !asks_points && !layout.reads_ranges {
             return Vec::new();
         }
@@ -305,7 +308,7 @@ impl ConflictSet {
         }
         if asks_points {
             let runs = &self.gap_runs;
-            layout.point_queries(&self.encoding, |seen| runs.is_newer(seen), &mut queries);
+            layout.point_queries(|seen| runs.is_newer(seen), &mut queries);
             self.gap_runs.meet(&self.log, &self.encoding, &queries, &mut met);
         }
         self.scratch.queries = emptied(queries);

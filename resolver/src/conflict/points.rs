@@ -24,9 +24,9 @@ use super::keylog::{KeyLog, KeyRef};
 use super::window::Seq;
 
 const SLOTS: usize = 6;
-/// Buckets that are allocated together: 2 MiB, a huge page.
+/// Buckets that are allocated together: 4 MiB, so that most of it can be huge pages.
 const SEGMENT: usize = 1 << SEGMENT_BITS;
-const SEGMENT_BITS: u32 = 15;
+const SEGMENT_BITS: u32 = 16;
 /// Live keys for two buckets: more, and the table grows to twice its size; fewer than a sixth, and it shrinks.
 const LOAD_OF_TWO: usize = 5;
 /// Buckets that a batch splits while the table grows, and for each point that it writes.
@@ -308,7 +308,7 @@ impl Points {
     fn split(&mut self, log: &KeyLog) {
         let (parted, bits) = self.half(self.buckets);
         if self.segments.last().is_none_or(|segment| segment.len() == SEGMENT) {
-            self.segments.push(Vec::new());
+            self.segments.push(Vec::with_capacity(SEGMENT));
         }
         self.segments.last_mut().expect("one was pushed").push(Bucket::default());
         self.buckets += 1;
