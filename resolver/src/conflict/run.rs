@@ -25,13 +25,13 @@ use super::keylog::{KeyLog, KeyRef};
 use super::window::Seq;
 
 /// Entries that one maximum covers, and maxima that one of the level above covers.
-const BLOCK: usize = 32;
+const BLOCK: usize = if cfg!(test) { 2 } else { 32 };
 /// Entries that a read looks at before it turns to the maxima.
-const STEPS_MAX: usize = 24;
+const STEPS_MAX: usize = if cfg!(test) { 2 } else { 24 };
 /// Entries that one place of the directory stands for, about.
 const ENTRIES_PER_PLACE: usize = 2;
 /// Runs of more entries than this are taken to be far from the processor.
-const FAR_ENTRIES: usize = 1 << 13;
+const FAR_ENTRIES: usize = if cfg!(test) { 4 } else { 1 << 13 };
 /// Look-ups in a far run that go side by side.
 const GROUP: usize = 16;
 

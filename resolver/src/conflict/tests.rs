@@ -492,7 +492,7 @@ struct KeyShape {
 
 impl KeyShape {
     fn draw(prng: &mut Prng) -> Self {
-        let prefix_bytes = *prng.pick(&[0, 0, 1, 40]);
+        let prefix_bytes = *prng.pick(&[0, 0, 1, 8, 40, 40, 10 << 10]);
         let letters: &[&'static [u8]] = &[b"\0", b"\0a", b"\0\x01a\xff", b"abcdefghijklmnop"];
         Self {
             prefix: vec![b'p'; prefix_bytes],
@@ -502,8 +502,12 @@ impl KeyShape {
     }
 
     fn key(&self, prng: &mut Prng) -> Vec<u8> {
-        // Now and then a key outside the prefix, the empty one among them.
-        let mut key = if prng.chance(1, 20) { Vec::new() } else { self.prefix.clone() };
+        // Now and then a key outside the prefix, the empty one among them, or behind a second prefix.
+        let mut key = match prng.below(20) {
+            0 => Vec::new(),
+            1 => [&self.prefix[..], b"second"].concat(),
+            _ => self.prefix.clone(),
+        };
         let length = prng.between(0, self.length_max);
         key.extend((0..length).map(|_| *prng.pick(self.letters)));
         key
@@ -553,22 +557,47 @@ impl Tally {
 /// how many batches; a failure prints the seed of its history.
 #[test]
 fn long_histories_decide_as_the_model_does() {
-    #[expect(clippy::disallowed_methods, reason = "how long a test runs is asked by its caller")]
-    let asked = std::env::var("MILLRACE_MODEL_BATCHES");
-    let asked: u64 = asked.map_or(5_000, |text| text.parse().expect("a number of batches"));
+    let asked: u64 = asked("MILLRACE_MODEL_BATCHES").unwrap_or(5_000);
     let (mut tally, mut left) = (Tally::default(), asked);
     for seed in 0.. {
         let batches = left.min(HISTORY_BATCHES);
-        let result = std::panic::catch_unwind(|| play_history(seed, batches, tally));
-        tally = result.unwrap_or_else(|_| panic!("history {seed} of {batches} batches differs"));
+        tally = play_or_name(seed, batches, tally);
         left -= batches;
         if left == 0 {
             break;
         }
     }
+    println!("{asked} batches: {tally:?}");
     let Tally { committed, conflicts, in_batch, too_old } = tally;
     let rarest = committed.min(conflicts - in_batch).min(in_batch).min(too_old);
     assert!(rarest as u64 * 20 > asked, "{asked} batches gave only {tally:?}");
+}
+
+/// Histories of seeds that nobody has seen, for `MILLRACE_FUZZ_SECONDS`.
+#[test]
+#[ignore = "runs for a minute unless told otherwise"]
+#[expect(clippy::disallowed_types, reason = "how long it runs is its caller's business")]
+fn fuzzed_histories_decide_as_the_model_does() {
+    let seconds = asked("MILLRACE_FUZZ_SECONDS").unwrap_or(60);
+    let since_epoch = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
+    let (first, begin) = (since_epoch.as_nanos() as u64, std::time::Instant::now());
+    let (mut tally, mut histories) = (Tally::default(), 0);
+    while begin.elapsed().as_secs() < seconds {
+        tally = play_or_name(first.wrapping_add(histories), HISTORY_BATCHES, tally);
+        histories += 1;
+    }
+    println!("{histories} histories from seed {first}: {tally:?}");
+    assert!(histories > 0);
+}
+
+#[expect(clippy::disallowed_methods, reason = "how long a test runs is asked by its caller")]
+fn asked(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().expect("a number"))
+}
+
+fn play_or_name(seed: u64, batches: u64, tally: Tally) -> Tally {
+    let result = std::panic::catch_unwind(|| play_history(seed, batches, tally));
+    result.unwrap_or_else(|_| panic!("history {seed} of {batches} batches differs"))
 }
 
 const HISTORY_BATCHES: u64 = 250;

@@ -27,15 +27,17 @@ use super::merge::Merge;
 use super::run::{Kind, Query, Run};
 use super::window::{Seq, Window};
 
+// In tests all of these are small: few entries go the ways of many.
+
 /// A merge is begun when the reads that asked its older run, times this, reach its entries: a question costs
 /// about as much as merging so many entries.
 const ENTRIES_PER_QUESTION: usize = 4;
 /// What a merge costs besides, in entries.
-const MERGE_OVERHEAD: usize = 256;
+const MERGE_OVERHEAD: usize = if cfg!(test) { 2 } else { 256 };
 /// Two runs that together have no more entries are merged at once, if the older is not much larger.
-const SMALL_ENTRIES: usize = 4096;
+const SMALL_ENTRIES: usize = if cfg!(test) { 6 } else { 4096 };
 /// Entries merged in a batch whatever was asked, and for each entry that the batch wrote.
-const BUDGET_MIN: usize = 1024;
+const BUDGET_MIN: usize = if cfg!(test) { 1 } else { 1024 };
 const BUDGET_PER_ENTRY: usize = 2;
 /// A merged run covers at most one in so many batches of the window.
 const SPAN_SHARE: usize = 5;
