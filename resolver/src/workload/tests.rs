@@ -50,3 +50,28 @@ fn a_generator_repeats_itself() {
         assert_eq!(first(()), first(()));
     }
 }
+
+#[test]
+fn shares_hold_every_access_once() {
+    let workload = Workload::named("M1").expect("it is there");
+    let batch = workload.batches().next().expect("batches never end");
+    for shares in [1, 2, 4, 8] {
+        let split = Split::of(workload, shares);
+        assert_eq!(split.shares(), shares);
+        let parts: Vec<_> = (0..shares).map(|share| split.share(&batch, share)).collect();
+        for (index, whole) in batch.transactions.iter().enumerate() {
+            let reads = whole.reads.iter().flat_map(|range| {
+                let pieces = parts.iter().flat_map(|part| part.transactions[index].reads.iter());
+                pieces.filter(move |piece| piece.overlaps(range)).map(move |_| range)
+            });
+            let pieces = parts.iter().map(|part| part.transactions[index].reads.len());
+            assert!(reads.count() >= whole.reads.len());
+            assert!(pieces.sum::<usize>() >= whole.reads.len());
+            let points = |ranges: &Ranges| {
+                ranges.iter().filter(|range| range.end == RangeEnd::Point).count()
+            };
+            let of_parts = parts.iter().map(|part| points(&part.transactions[index].writes));
+            assert_eq!(of_parts.sum::<usize>(), points(&whole.writes), "transaction {index}");
+        }
+    }
+}

@@ -4,6 +4,7 @@
 //! Generating a batch is not timed; deciding it, taking in its writes and eviction are.
 
 mod calibrate;
+mod shards;
 
 use ::resolver::conflict::ConflictSet;
 use ::resolver::workload::{Batch, Transaction, WORKLOADS, Workload};
@@ -25,6 +26,9 @@ pub(crate) struct ResolverArgs {
     /// How often, one result each.
     #[arg(long, default_value_t = 1)]
     repeat: usize,
+    /// Over so many resolvers at once, a thread each; one result for each count.
+    #[arg(long, value_delimiter = ',', value_name = "COUNT")]
+    shards: Vec<usize>,
     /// Measures the machine instead: dependent cache misses and sorting.
     #[arg(long)]
     calibrate: bool,
@@ -50,6 +54,10 @@ pub(super) fn run(args: &ResolverArgs, output: Output) -> Result<()> {
     };
     for _ in 0..args.repeat {
         for workload in &chosen {
+            if !args.shards.is_empty() {
+                shards::run(workload, &args.shards, output)?;
+                continue;
+            }
             let json = Run::new(workload).finish(workload);
             output.print(&json, || text(&json))?;
         }
