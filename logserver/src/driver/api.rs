@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 use std::{fmt, io};
 
 use common::disk::{DiskCompletion, DiskOp, DiskRequest, Lane};
@@ -35,6 +36,9 @@ pub struct Options {
     pub quota_bytes: Option<u64>,
     /// Bytes of the file system that are left to others.
     pub reserve_free_bytes: u64,
+    /// How long the log thread looks for work before it sleeps, if it did not have to wait for much longer the
+    /// last time: to be woken takes a good part of a flush. Zero: it sleeps at once.
+    pub idle_poll: Duration,
 }
 
 /// Why a directory could not be opened.
@@ -209,6 +213,12 @@ impl Driver {
         }
     }
 
+    /// Whether [`Driver::drain`] would find something.
+    #[must_use]
+    pub fn has_completions(&self) -> bool {
+        !self.shared.outbox.is_empty()
+    }
+
     /// Whether all threads still run. Once `false`, what is outstanding may never complete: the server must
     /// halt the role.
     #[must_use]
@@ -263,7 +273,7 @@ impl Driver {
             };
             // Nobody listens when the opener has gone; then the inbox is closed too.
             let _ = report.send(Ok(info));
-            LogThread::new(Arc::clone(shared), engine, barrier).run();
+            LogThread::new(Arc::clone(shared), engine, barrier, options.idle_poll).run();
         })?;
         reported.recv().unwrap_or_else(|_| {
             let source = io::Error::other("the log thread died");

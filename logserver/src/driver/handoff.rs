@@ -137,6 +137,10 @@ impl<T> Outbox<T> {
         self.queue.pop()
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
     /// Wakes the reader although there is nothing to read.
     pub(super) fn wake(&self) {
         (self.waker)();

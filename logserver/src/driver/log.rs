@@ -32,14 +32,8 @@ const GROUP_WRITES_MAX: usize = 64;
 /// Bytes that share a barrier, unless the first write alone has more.
 const GROUP_BYTES_MAX: u64 = 8 << 20;
 
-/// How long the thread looks for work before it sleeps ...
-const SPIN: Duration = Duration::from_micros(20);
-
-/// ... if it had to wait for less than this the last time.
-const SPIN_WORTH: Duration = Duration::from_micros(50);
-
 /// Looks between two looks at the clock.
-const SPIN_LOOKS: u32 = 32;
+const POLL_LOOKS: u32 = 32;
 
 /// The state of the log thread.
 pub(super) struct LogThread {
@@ -50,6 +44,8 @@ pub(super) struct LogThread {
     waiting: VecDeque<DiskRequest>,
     reads: VecDeque<DiskRequest>,
     done: Vec<DiskCompletion>,
+    /// How long the thread looks for work before it sleeps.
+    idle_poll: Duration,
     /// How long the thread had to wait for work the last time.
     last_wait: Duration,
 }
@@ -63,7 +59,12 @@ struct Group {
 }
 
 impl LogThread {
-    pub(super) fn new(shared: Arc<Shared>, engine: Engine, barrier: Barrier) -> Self {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        engine: Engine,
+        barrier: Barrier,
+        idle_poll: Duration,
+    ) -> Self {
         Self {
             shared,
             engine,
@@ -71,6 +72,7 @@ impl LogThread {
             waiting: VecDeque::new(),
             reads: VecDeque::new(),
             done: Vec::new(),
+            idle_poll,
             last_wait: Duration::MAX,
         }
     }
@@ -198,7 +200,7 @@ impl LogThread {
     /// Waits for work: awake for a moment if that has paid off, then asleep (D6).
     fn rest(&mut self) {
         let begin = Instant::now();
-        if self.last_wait > SPIN_WORTH || !self.spin(begin) {
+        if self.last_wait > 2 * self.idle_poll || !self.poll(begin) {
             let mut waited = Ok(());
             self.shared.log.sleep(|signal| waited = self.engine.wait(signal));
             stay_alive(waited, "wait with");
@@ -206,15 +208,16 @@ impl LogThread {
         self.last_wait = begin.elapsed();
     }
 
-    /// Whether work came while the thread was looking for it.
-    fn spin(&self, begin: Instant) -> bool {
-        while begin.elapsed() < SPIN {
-            for _ in 0..SPIN_LOOKS {
+    /// Whether work came while the thread was looking for it. Whoever else wants the core gets it.
+    fn poll(&self, begin: Instant) -> bool {
+        while begin.elapsed() < self.idle_poll {
+            for _ in 0..POLL_LOOKS {
                 if !self.shared.log.is_empty() {
                     return true;
                 }
                 std::hint::spin_loop();
             }
+            std::thread::yield_now();
         }
         false
     }

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
@@ -58,6 +59,10 @@ pub(crate) struct ServeArgs {
     /// Bytes of the file system that are left to others.
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     reserve_free_bytes: u64,
+    /// How long the node looks for work before it sleeps, in microseconds, while there is some again and again:
+    /// takes some 150 us off a commit where clients are few, for as much of a core. 0 never does.
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 300)]
+    idle_poll_us: u64,
     /// Reads the whole log and checks every checksum before opening it. Without it, sealed segments are
     /// opened by their footers, and a rotten block in them is found when it is read.
     #[arg(long)]
@@ -124,6 +129,7 @@ impl ServeArgs {
                 buffered: false,
                 quota_bytes: self.quota_bytes,
                 reserve_free_bytes: self.reserve_free_bytes,
+                idle_poll: Duration::from_micros(self.idle_poll_us),
             },
             tls,
             names: self.names.clone(),

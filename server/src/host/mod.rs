@@ -87,6 +87,10 @@ pub struct Host {
     outputs: Vec<NodeOutput>,
     meters: Meters,
     halt: Option<Halt>,
+    /// How long the loop looks for work before it sleeps.
+    idle_poll: Duration,
+    /// How long it had to wait the last time.
+    last_wait: Duration,
 }
 
 impl Host {
@@ -132,6 +136,8 @@ impl Host {
             outputs: Vec::new(),
             meters: Meters::default(),
             halt: None,
+            idle_poll: options.disk.idle_poll,
+            last_wait: Duration::MAX,
         })
     }
 
@@ -172,6 +178,8 @@ impl Host {
             {
                 serving(address);
             }
+            let idle_since = Instant::now();
+            let has_work = self.poll_for_work(idle_since).await;
             let next = self.timers.next_at().map(|at| self.started + Duration::from_nanos(at.0));
             tokio::select! {
                 biased;
@@ -188,9 +196,26 @@ impl Host {
                     self.step(NodeEvent::Register(answer));
                 }
                 () = self.disk_wake.notified() => {}
+                () = std::future::ready(()), if has_work => {}
                 () = sleep_until(next) => {}
             }
+            self.last_wait = idle_since.elapsed();
         }
+    }
+
+    /// Looks for work for a moment before the loop sleeps, if it did not have to wait for much longer the last
+    /// time: with few clients, being woken again and again takes as long as the flushes. Whether there is any.
+    async fn poll_for_work(&self, since: Instant) -> bool {
+        while self.last_wait <= 2 * self.idle_poll && since.elapsed() < self.idle_poll {
+            let is_due = self.timers.next_at().is_some_and(|at| at <= self.now());
+            if is_due || self.driver.has_completions() || !self.events.is_empty() {
+                return true;
+            }
+            // The tasks of the connections get their turn, then whoever else wants the core.
+            tokio::task::yield_now().await;
+            std::thread::yield_now();
+        }
+        false
     }
 
     async fn close(&self, halt: &Halt) {
