@@ -252,10 +252,9 @@ impl ConflictSet {
         let runs_max = RUNS_PER_EVICTION + entries / 64;
         self.point_runs.expire(dead, runs_max);
         self.gap_runs.expire(dead, runs_max);
-        let lows = [self.point_runs.low(), self.gap_runs.low()];
-        let unused = lows.into_iter().flatten().map(Seq::before).fold(dead, Seq::min);
+        let unused = self.unused();
         self.log.expire(unused, CHUNKS_PER_EVICTION + entries / 64);
-        lows.into_iter().flatten().any(|low| low <= dead) || !self.points.is_swept()
+        unused < dead || !self.points.is_swept()
     }
 
     /// Asserts the invariants of the module header. Visits every entry.
@@ -392,6 +391,12 @@ impl ConflictSet {
         }
     }
 
+    /// The last batch that neither a live point nor a run points to.
+    fn unused(&self) -> Seq {
+        let lows = [self.point_runs.low(), self.gap_runs.low()];
+        lows.into_iter().flatten().map(Seq::before).fold(self.window.dead(), Seq::min)
+    }
+
     /// Numbers are 32 bits: after 2^32 batches that wrote something, they start again from the bottom.
     fn renumber_if_due(&mut self) {
         if self.window.newest().0 < u32::MAX - 1 {
@@ -400,7 +405,9 @@ impl ConflictSet {
         let dead = self.window.dead();
         self.point_runs.expire(dead, usize::MAX);
         self.gap_runs.expire(dead, usize::MAX);
-        let by = self.window.renumber();
+        let by = self.unused().0;
+        self.log.expire(Seq(by), usize::MAX);
+        self.window.renumber(by);
         self.points.renumber(by);
         self.log.renumber(by);
         self.point_runs.renumber(by);

@@ -418,8 +418,8 @@ impl Points {
 
     /// Takes `by` off the numbers of the batches; those that end up below 1 are free.
     pub(super) fn renumber(&mut self, by: u32) {
-        assert_eq!(self.dead.0, by, "the numbers move by those that are dead");
-        self.dead = Seq::NONE;
+        assert!(by <= self.dead.0, "{by} is above the dead {:?}", self.dead);
+        self.dead.0 -= by;
         for bucket in self.segments.iter_mut().flatten() {
             for seq in &mut bucket.seqs {
                 seq.0 = seq.0.saturating_sub(by);

@@ -342,8 +342,9 @@ impl Run {
         })
     }
 
-    /// Takes `by` off the numbers of the batches; those that end up below 1 are none.
+    /// Takes `by` off the numbers of the batches; the run must be above it.
     pub(super) fn renumber(&mut self, by: u32) {
+        assert!(by < self.low.0, "{by} is not below {:?}", self.low);
         let seqs = self.entries.iter_mut().map(|entry| &mut entry.seq);
         let bounds = [&mut self.low, &mut self.high];
         for seq in seqs.chain(self.maxima.iter_mut().flatten()).chain(bounds) {

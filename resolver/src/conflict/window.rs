@@ -113,9 +113,10 @@ impl Window {
         }
     }
 
-    /// Starts the numbers again from the bottom: returns what to take off every number.
-    pub(super) fn renumber(&mut self) -> u32 {
-        core::mem::take(&mut self.dead.0)
+    /// Takes `by` off the numbers of the batches.
+    pub(super) fn renumber(&mut self, by: u32) {
+        assert!(by <= self.dead.0, "{by} is above the dead {:?}", self.dead);
+        self.dead.0 -= by;
     }
 
     #[cfg(test)]
