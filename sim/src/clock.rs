@@ -28,7 +28,7 @@ pub struct Clock {
     started: Moment,
     offset_ns: u64,
     drift_ppm: i64,
-    wall_offset_us: u64,
+    wall_offset_us: i64,
 }
 
 impl Clock {
@@ -41,7 +41,7 @@ impl Clock {
             offset_ns: prng.below(1 << 40),
             drift_ppm: i64::try_from(drift).expect("a drift in ppm")
                 - i64::try_from(drift_ppm_max).expect("a drift in ppm"),
-            wall_offset_us: prng.below(2_000_000),
+            wall_offset_us: i64::try_from(prng.below(2_000_000)).expect("two seconds"),
         }
     }
 
@@ -56,7 +56,13 @@ impl Clock {
     /// What the wall clock shows.
     #[must_use]
     pub fn wall(&self, now: Moment) -> WallTime {
-        WallTime(WALL_BASE_US + self.wall_offset_us + now.0 / 1000)
+        let run_us = WALL_BASE_US + now.0 / 1000;
+        WallTime(run_us.checked_add_signed(self.wall_offset_us).expect("a wall clock after 1970"))
+    }
+
+    /// Somebody sets the wall clock forward or back; the monotonic one does not notice.
+    pub const fn jump_wall(&mut self, us: i64) {
+        self.wall_offset_us = self.wall_offset_us.saturating_add(us);
     }
 
     /// The first moment at which the monotonic clock shows `time`; the start when that is past.
@@ -72,6 +78,15 @@ impl Clock {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_set_wall_clock_leaves_the_monotonic_one_alone() {
+        let mut clock = Clock::new(Moment(5), 0, &mut Prng::new(1));
+        let at = Moment(7_000_000);
+        let (time, wall) = (clock.time(at), clock.wall(at));
+        clock.jump_wall(-3_000_000);
+        assert_eq!((clock.time(at), clock.wall(at).0), (time, wall.0 - 3_000_000));
+    }
 
     #[test]
     fn a_timer_never_fires_early_on_its_own_clock() {

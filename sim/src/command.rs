@@ -47,6 +47,9 @@ enum Verb {
         /// The planted bug to switch on, e.g. P04
         #[arg(long)]
         plant: Option<String>,
+        /// Damage that the log server can't tell from a crash yet
+        #[arg(long)]
+        strict_damage: bool,
     },
     /// Find the fewest faults and operations with which a failing seed still fails
     Shrink(minimize::ShrinkArgs),
@@ -93,9 +96,9 @@ impl Command {
         match self.verb {
             Verb::Run(args) => batch::run_seeds(&args),
             Verb::Soak(args) => batch::soak(&args),
-            Verb::Replay { seed, trace, edits, plant } => {
+            Verb::Replay { seed, trace, edits, plant, strict_damage } => {
                 match replay_options(edits.as_deref(), plant.as_deref()) {
-                    Ok(options) => replay(seed, trace, &options),
+                    Ok(options) => replay(seed, trace, &Options { strict_damage, ..options }),
                     Err(what) => {
                         say(&what);
                         ExitCode::from(2)
@@ -118,7 +121,7 @@ fn replay_options(edits: Option<&str>, plant: Option<&str>) -> Result<Options, S
         None => Edits::default(),
     };
     let plants = plant.map_or(Ok(common::Plants::NONE), bugs::plant_named)?;
-    Ok(Options { edits, plants, with_text: true })
+    Ok(Options { edits, plants, with_text: true, ..Options::default() })
 }
 
 static LAST_PANIC: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());

@@ -4,13 +4,19 @@ use common::{NodeId, Prng};
 use serde::Serialize;
 
 use crate::clock::Moment;
-use crate::disk::Crash;
-use crate::process::Spawn;
 use crate::random::{Randomness, log_uniform};
 use crate::swarm::{Config, FaultRates};
-use crate::world::World;
+use crate::world::Isolation;
+
+mod strike;
+
+pub use self::strike::{Later, Struck, strike};
 
 const MS: u64 = 1_000_000;
+/// Wall clocks are set by up to this much.
+const WALL_JUMP_US_MAX: u64 = 10_000_000;
+/// Between two nodes that stop, or come back, in a swizzle, at most.
+const SWIZZLE_STEP_MS_MAX: u64 = 100;
 /// Faults of one kind in a run, at most.
 const OF_A_KIND_MAX: usize = 200;
 
@@ -89,6 +95,117 @@ pub enum Fault {
         /// Whose.
         node: u64,
     },
+    /// Every request to a disk takes longer.
+    SlowDisk {
+        /// Whose.
+        node: u64,
+        /// So many times as long.
+        factor: u64,
+        /// For how long.
+        ms: u64,
+    },
+    /// A durable page gets a flipped bit.
+    BitRot {
+        /// Whose.
+        node: u64,
+        /// What the atlas draws the page from.
+        draw: u64,
+    },
+    /// A durable page can't be read any more.
+    LatentError {
+        /// Whose.
+        node: u64,
+        /// What the atlas draws the page from.
+        draw: u64,
+    },
+    /// The next footer of a segment is written somewhere else.
+    Misdirect {
+        /// Whose.
+        node: u64,
+        /// What the atlas draws the page from that it hits.
+        draw: u64,
+    },
+    /// A node is started on a copy of another node's disk, by mistake.
+    ForeignDisk {
+        /// Which node.
+        node: u64,
+        /// Whose disk.
+        other: u64,
+        /// How long it stays away before that.
+        down_ms: u64,
+    },
+    /// A node is cut off.
+    Isolate {
+        /// Which.
+        node: u64,
+        /// In which direction.
+        how: Isolation,
+        /// How long.
+        ms: u64,
+    },
+    /// One of several nodes that stop one after the other and come back in another order.
+    Swizzle {
+        /// Which.
+        node: u64,
+        /// How long.
+        ms: u64,
+    },
+    /// A wall clock is set forward or back.
+    WallClock {
+        /// Whose.
+        node: u64,
+        /// By how much, microseconds.
+        us: i64,
+    },
+}
+
+impl Fault {
+    /// The names of all kinds.
+    pub const KINDS: &[&str] = &[
+        "barrier_error",
+        "bit_rot",
+        "clog",
+        "cut",
+        "disk_full",
+        "disk_stall",
+        "foreign_disk",
+        "isolate",
+        "kill",
+        "latent_error",
+        "misdirect",
+        "pause",
+        "power_cut",
+        "register_outage",
+        "reset",
+        "slow_disk",
+        "swizzle",
+        "wall_clock",
+    ];
+
+    /// The name of its kind.
+    #[must_use]
+    pub const fn kind(self) -> &'static str {
+        match self {
+            Self::Kill { .. } => "kill",
+            Self::PowerCut { .. } => "power_cut",
+            Self::Pause { .. } => "pause",
+            Self::Cut { .. } => "cut",
+            Self::Clog { .. } => "clog",
+            Self::Reset { .. } => "reset",
+            Self::RegisterOutage { .. } => "register_outage",
+            Self::DiskStall { .. } => "disk_stall",
+            Self::DiskFull { .. } => "disk_full",
+            Self::BarrierError { .. } => "barrier_error",
+            Self::SlowDisk { .. } => "slow_disk",
+            Self::BitRot { .. } => "bit_rot",
+            Self::LatentError { .. } => "latent_error",
+            Self::Misdirect { .. } => "misdirect",
+            Self::ForeignDisk { .. } => "foreign_disk",
+            Self::Isolate { .. } => "isolate",
+            Self::Swizzle { .. } => "swizzle",
+            Self::WallClock { .. } => "wall_clock",
+        }
+    }
 }
 
 /// The faults of a run, in order.
@@ -155,6 +272,42 @@ pub fn plan(
     planner.add("barrier error", rates.barrier_error_ms, |prng| Fault::BarrierError {
         node: prng.pick(nodes).0,
     });
+    planner.add("slow disk", rates.slow_disk_ms, |prng| Fault::SlowDisk {
+        node: prng.pick(nodes).0,
+        factor: log_uniform(prng, 2, 200),
+        ms: log_uniform(prng, 1, 1_000),
+    });
+    planner.add("bit rot", rates.bit_rot_ms, |prng| Fault::BitRot {
+        node: prng.pick(nodes).0,
+        draw: prng.next(),
+    });
+    planner.add("latent error", rates.latent_error_ms, |prng| Fault::LatentError {
+        node: prng.pick(nodes).0,
+        draw: prng.next(),
+    });
+    planner.add("misdirect", rates.misdirect_ms, |prng| Fault::Misdirect {
+        node: prng.pick(nodes).0,
+        draw: prng.next(),
+    });
+    if nodes.len() > 1 {
+        planner.add("foreign disk", rates.foreign_disk_ms, |prng| {
+            let node = prng.pick(nodes).0;
+            let others: Vec<NodeId> = nodes.iter().copied().filter(|of| of.0 != node).collect();
+            let down_ms = log_uniform(prng, 1, down_ms_max);
+            Fault::ForeignDisk { node, other: prng.pick(&others).0, down_ms }
+        });
+    }
+    planner.add("isolate", rates.isolate_ms, |prng| Fault::Isolate {
+        node: prng.pick(&everyone).0,
+        how: *prng.pick(&[Isolation::Deaf, Isolation::Mute, Isolation::Clogged]),
+        ms: log_uniform(prng, 1, 1_000),
+    });
+    planner.add("wall clock", rates.wall_clock_ms, |prng| Fault::WallClock {
+        node: prng.pick(nodes).0,
+        us: i64::try_from(prng.below(2 * WALL_JUMP_US_MAX)).expect("some seconds")
+            - i64::try_from(WALL_JUMP_US_MAX).expect("some seconds"),
+    });
+    planner.swizzle(rates.swizzle_ms, &everyone);
     planner.plan.sort_by_key(|(at, _)| *at);
     planner.plan
 }
@@ -166,6 +319,31 @@ struct Planner {
 }
 
 impl Planner {
+    /// FoundationDB's swizzle: some stop one after the other, then come back in another order.
+    fn swizzle(&mut self, mean_ms: u64, everyone: &[NodeId]) {
+        if mean_ms == 0 {
+            return;
+        }
+        let mut prng = self.randomness.stream("swizzle", 1);
+        let mut begin_ms = prng.below(2 * mean_ms);
+        while begin_ms < self.chaos_ms && self.plan.len() < 10 * OF_A_KIND_MAX {
+            let mut stopped = everyone.to_vec();
+            shuffle(&mut stopped, &mut prng);
+            stopped.truncate(prng.between(1, everyone.len() as u64) as usize);
+            let mut order: Vec<u64> = (1..=stopped.len() as u64).collect();
+            shuffle(&mut order, &mut prng);
+            let step_ms = prng.between(1, SWIZZLE_STEP_MS_MAX);
+            let all_ms = step_ms * stopped.len() as u64;
+            for ((place, node), back) in (0..).zip(&stopped).zip(&order) {
+                let at_ms = begin_ms + place * step_ms;
+                let ms = all_ms + back * step_ms - place * step_ms;
+                let fault = Fault::Swizzle { node: node.0, ms };
+                self.plan.push((Moment(at_ms * MS + prng.below(MS)), fault));
+            }
+            begin_ms += 1 + prng.below(2 * mean_ms);
+        }
+    }
+
     fn add(&mut self, kind: &str, mean_ms: u64, mut draw: impl FnMut(&mut Prng) -> Fault) {
         if mean_ms == 0 {
             return;
@@ -180,45 +358,38 @@ impl Planner {
     }
 }
 
-/// What has to be done later about a fault.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Later {
-    /// Start the node again.
-    Start(NodeId),
-    /// The disk has room again.
-    Unlimit(NodeId),
+fn shuffle<T>(items: &mut [T], prng: &mut Prng) {
+    for place in (1..items.len()).rev() {
+        items.swap(place, prng.below(place as u64 + 1) as usize);
+    }
 }
 
-/// Brings a fault about; returns what has to be done when.
-pub fn strike<S: Spawn>(world: &mut World<S>, fault: Fault) -> Option<(Moment, Later)> {
-    world.say(|| format!("fault {fault:?}"));
-    let after = |world: &World<S>, ms: u64| world.now().plus_ns(ms * MS);
-    match fault {
-        Fault::Kill { node, down_ms } | Fault::PowerCut { node, down_ms } => {
-            let node = NodeId(node);
-            world.live(node)?;
-            let is_kill = matches!(fault, Fault::Kill { .. });
-            world.crash(node, if is_kill { Crash::Kill } else { Crash::PowerCut });
-            return Some((after(world, down_ms), Later::Start(node)));
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_kind_is_planned_by_some_seed_and_swizzles_overlap() {
+        let (nodes, clients) = ([1, 2, 3].map(NodeId), [100, 101].map(NodeId));
+        let (mut kinds, mut overlaps) = (BTreeSet::new(), 0);
+        for seed in 0..200 {
+            let randomness = Randomness::new(seed);
+            let config = Config::draw(randomness);
+            let plan = plan(&config, &nodes, &clients, randomness);
+            assert!(plan.is_sorted_by_key(|(at, _)| *at));
+            kinds.extend(plan.iter().map(|(_, fault)| fault.kind()));
+            let stops: Vec<(u64, u64)> = plan
+                .iter()
+                .filter_map(|(at, fault)| match fault {
+                    Fault::Swizzle { ms, .. } => Some((at.0 / MS, at.0 / MS + ms)),
+                    _ => None,
+                })
+                .collect();
+            overlaps += stops.windows(2).filter(|pair| pair[1].0 < pair[0].1).count();
         }
-        Fault::Pause { node, ms } => world.pause(NodeId(node), ms * MS),
-        Fault::Cut { from, to, ms } => world.cut(NodeId(from), NodeId(to), ms * MS),
-        Fault::Clog { from, to, ms } => world.clog(NodeId(from), NodeId(to), ms * MS),
-        Fault::Reset { a, b } => world.reset(NodeId(a), NodeId(b)),
-        Fault::RegisterOutage { ms } => {
-            let until = after(world, ms);
-            world.register_mut().outage(until);
-        }
-        Fault::DiskStall { node, ms } => {
-            let until = after(world, ms);
-            world.disk_mut(NodeId(node)).stall(until);
-        }
-        Fault::DiskFull { node, slack_bytes, ms } => {
-            let disk = world.disk_mut(NodeId(node));
-            disk.limit(disk.used_bytes() + slack_bytes);
-            return Some((after(world, ms), Later::Unlimit(NodeId(node))));
-        }
-        Fault::BarrierError { node } => world.disk_mut(NodeId(node)).fail_next_barrier(),
+        assert_eq!(kinds.into_iter().collect::<Vec<_>>(), Fault::KINDS);
+        assert!(overlaps > 20, "{overlaps}");
     }
-    None
 }

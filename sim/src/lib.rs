@@ -1,8 +1,10 @@
 //! The simulator: a cluster of real nodes and real clients in one thread, one seed, virtual time.
 #![forbid(unsafe_code)]
 
+pub mod atlas;
 pub mod clock;
 pub mod cluster;
+pub mod damage;
 pub mod disk;
 pub mod edits;
 pub mod explore;

@@ -7,18 +7,21 @@
 //!                                                                     oracles
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use common::disk::File;
+use common::machine::Halt;
 use common::register::RegisterState;
-use common::{Mark, NodeId, Plants, Prng};
+use common::{Endpoint, Mark, NodeId, Note, Peer, Plants, Prng};
 
+use crate::atlas::Atlas;
 use crate::clock::Moment;
 use crate::cluster::Cluster;
+use crate::damage::{self, Condition, Remedy};
 use crate::disk::Crash;
 use crate::edits::Edits;
-use crate::faults::{self, Fault, Later};
+use crate::faults::{self, Fault, Later, Struck};
 use crate::observe::ConsumerId;
 use crate::oracle::{Oracles, Probe, Violation};
 use crate::random::Randomness;
@@ -50,6 +53,8 @@ pub struct Options {
     pub plants: Plants,
     /// What is left out of the run.
     pub edits: Edits,
+    /// Damage that the log server can't tell from a crash yet: see `crate::atlas`.
+    pub strict_damage: bool,
 }
 
 /// How a run ended.
@@ -73,6 +78,8 @@ pub struct Outcome {
     pub failure: Option<Violation>,
     /// How many faults the run's list had.
     pub faults: usize,
+    /// How often each kind of fault struck; and how often damage was noticed, by what noticed it.
+    pub struck: BTreeMap<&'static str, u64>,
     /// How many operations each client began.
     pub operations: BTreeMap<u64, u64>,
     /// The last lines of the trace, when they were wanted.
@@ -105,6 +112,7 @@ pub fn run_config(mut config: Config, options: &Options) -> Outcome {
         events: run.world.trace().event_count(),
         simulated_ns: run.world.now().0,
         acknowledged: run.oracles.acknowledged_count(),
+        struck: run.all_struck(),
         marks: run.marks,
         failure,
         faults: run.fault_count,
@@ -127,6 +135,10 @@ struct Run {
     clients: Vec<NodeId>,
     plan: Vec<(Moment, Fault)>,
     fault_count: usize,
+    atlas: Atlas,
+    struck: BTreeMap<&'static str, u64>,
+    /// Where reads that are under way may bring what was damaged.
+    repaired: BTreeSet<NodeId>,
     /// The present window of the storm rule: its start, and the events before it.
     window: (Moment, u64),
     /// What a wake-up number stands for.
@@ -169,16 +181,20 @@ impl Run {
         {
             let mut shared = shared.borrow_mut();
             shared.seed = config.seed;
+            shared.may_rot = config.rates.may_rot();
             shared.skipped.clone_from(&options.edits.operations);
         }
         let topology = config.layout.topology();
         let cluster = Cluster::new(topology, config.knobs.clone(), config.writers, shared.clone());
-        let profile = config.profile.clone();
+        let mut profile = config.profile.clone();
+        profile.disk.harm_outlives_file = options.strict_damage;
         let world = World::new(profile, randomness, cluster, options.with_text);
         let mut plan = faults::plan(&config, &nodes, &clients, randomness);
         let fault_count = plan.len();
         options.edits.thin(&mut plan);
         let oracles = Oracles::new(config.layout.resolvers.len());
+        let chunk_bytes = if options.strict_damage { 0 } else { config.knobs.read_bytes };
+        let atlas = Atlas::new(config.layout.replication, chunk_bytes);
         Self {
             config,
             world,
@@ -188,6 +204,9 @@ impl Run {
             clients,
             plan,
             fault_count,
+            atlas,
+            struck: BTreeMap::new(),
+            repaired: BTreeSet::new(),
             window: (Moment::ZERO, 0),
             later: BTreeMap::new(),
             next_turn: 0,
@@ -296,23 +315,73 @@ impl Run {
         for happened in self.world.take_happened() {
             match &happened {
                 Happened::Mark(mark) => *self.marks.entry(*mark).or_default() += 1,
-                Happened::Halted(peer, halt) => {
-                    let fine = ["fsync_failed", "disk_error"].contains(&halt.reason);
-                    if !fine {
-                        let detail = format!("{peer:?}: {halt:?}");
-                        return Err(Violation { rule: "halted", detail });
-                    }
-                    // What a failed barrier left in the cache is not to be trusted: the machine goes too.
-                    self.world.disk_mut(peer.node).crash(Crash::PowerCut);
-                    let down = self.restarts.between(MS, 50 * MS);
-                    let back = self.world.now().plus_ns(down);
-                    self.at(back, Turn::Later(Later::Start(peer.node)));
+                Happened::Halted(peer, halt) => self.judge_halt(*peer, halt)?,
+                Happened::Wrote(node, request) if !self.world.is_on_foreign_disk(*node) => {
+                    self.atlas.wrote(*node, request);
                 }
+                Happened::Note(from, note) => self.judge_damage(*from, note)?,
                 _ => {}
             }
             self.oracles.judge(&happened, &Eyes(&self.world))?;
         }
         Ok(())
+    }
+
+    fn condition(&self, node: NodeId) -> Condition {
+        Condition {
+            is_harmed: self.world.disk(node).is_harmed(),
+            is_foreign: self.world.is_on_foreign_disk(node),
+        }
+    }
+
+    /// A halt must have a reason that this run gave it. An operator puts that right and starts the node again.
+    fn judge_halt(&mut self, peer: Peer, halt: &Halt) -> Result<(), Violation> {
+        let node = peer.node;
+        let noticed = match damage::judge_halt(peer, halt, self.condition(node))? {
+            Remedy::PowerOff => {
+                self.world.disk_mut(node).crash(Crash::PowerCut);
+                "noticed.barrier_error"
+            }
+            Remedy::ReturnDisk => {
+                self.world.return_disk(node);
+                "noticed.foreign_log"
+            }
+            Remedy::Repair => {
+                self.world.disk_mut(node).repair();
+                "noticed.corrupt_log"
+            }
+        };
+        *self.struck.entry(noticed).or_default() += 1;
+        let down = self.restarts.between(MS, 50 * MS);
+        let back = self.world.now().plus_ns(down);
+        self.at(back, Turn::Later(Later::Start(node)));
+        Ok(())
+    }
+
+    fn judge_damage(&mut self, from: Endpoint, note: &Note) -> Result<(), Violation> {
+        let node = from.node;
+        match note {
+            Note::Opened { .. } => {
+                damage::judge_note(from, note, self.condition(node))?;
+                self.atlas.opened(node);
+            }
+            Note::Warning { code: "corrupt_block", .. } => {
+                let mut condition = self.condition(node);
+                condition.is_harmed |= self.repaired.contains(&node);
+                damage::judge_note(from, note, condition)?;
+                *self.struck.entry("noticed.corrupt_block").or_default() += 1;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn all_struck(&self) -> BTreeMap<&'static str, u64> {
+        let mut all = self.struck.clone();
+        let nodes = self.nodes.iter().filter(|node| self.world.knows(**node));
+        let misled = nodes.map(|node| self.world.disk(*node).misdirected_count()).sum();
+        all.insert("misdirect", misled);
+        all
     }
 
     fn at(&mut self, at: Moment, turn: Turn) {
@@ -324,7 +393,11 @@ impl Run {
     fn turn(&mut self, turn: Turn) {
         match turn {
             Turn::Fault(fault) if !self.is_calm => {
-                if let Some((at, later)) = faults::strike(&mut self.world, fault) {
+                let struck = faults::strike(&mut self.world, &mut self.atlas, fault);
+                if struck != Struck::Missed {
+                    *self.struck.entry(fault.kind()).or_default() += 1;
+                }
+                if let Struck::Then(at, later) = struck {
                     self.at(at, Turn::Later(later));
                 }
             }
@@ -348,6 +421,13 @@ impl Run {
     fn calm(&mut self) {
         self.is_calm = true;
         self.world.calm();
+        // With one copy only an operator can bring back what was harmed.
+        if !self.atlas.is_survivable() {
+            for node in self.nodes.clone() {
+                self.world.disk_mut(node).repair();
+                self.repaired.insert(node);
+            }
+        }
         for (_, turn) in core::mem::take(&mut self.later) {
             if let Turn::Later(later) = turn {
                 self.carry_out(later);

@@ -48,6 +48,30 @@ pub struct FaultRates {
     pub barrier_error_ms: u64,
     /// How long what was killed stays away, ms, at most.
     pub down_ms_max: u64,
+    /// A disk gets slow for a while.
+    pub slow_disk_ms: u64,
+    /// A durable page rots.
+    pub bit_rot_ms: u64,
+    /// A durable page can't be read any more.
+    pub latent_error_ms: u64,
+    /// A write goes to another place.
+    pub misdirect_ms: u64,
+    /// A node is started on another node's disk.
+    pub foreign_disk_ms: u64,
+    /// A node is cut off.
+    pub isolate_ms: u64,
+    /// Some nodes stop, one after the other, and come back in another order.
+    pub swizzle_ms: u64,
+    /// A wall clock is set.
+    pub wall_clock_ms: u64,
+}
+
+impl FaultRates {
+    /// Whether anything that was durable is ever harmed.
+    #[must_use]
+    pub const fn may_rot(&self) -> bool {
+        self.bit_rot_ms + self.latent_error_ms + self.misdirect_ms > 0
+    }
 }
 
 /// What one seed's run is made of.
@@ -166,6 +190,7 @@ fn profile(is_calm: bool, prng: &mut Prng) -> Profile {
         tail_factor: prng.between(1, 100),
         barrier_errors_ppm: sometimes(prng, 10, 100, 10_000),
         quota_bytes: 1 << 40,
+        harm_outlives_file: false,
     };
     let register = RegisterProfile {
         latency_ns: log_uniform(prng, 100_000, 20 * MS),
@@ -202,6 +227,14 @@ fn rates(is_calm: bool, prng: &mut Prng) -> FaultRates {
         disk_full_ms: sometimes(prng, 15, 100, 2_000),
         barrier_error_ms: sometimes(prng, 15, 100, 2_000),
         down_ms_max: log_uniform(prng, 1, 500),
+        slow_disk_ms: sometimes(prng, 15, 100, 2_000),
+        bit_rot_ms: sometimes(prng, 15, 100, 1_000),
+        latent_error_ms: sometimes(prng, 10, 100, 1_000),
+        misdirect_ms: sometimes(prng, 15, 20, 500),
+        foreign_disk_ms: sometimes(prng, 10, 100, 2_000),
+        isolate_ms: sometimes(prng, 20, 100, 2_000),
+        swizzle_ms: sometimes(prng, 20, 200, 3_000),
+        wall_clock_ms: sometimes(prng, 20, 50, 2_000),
     };
     if is_calm { FaultRates::default() } else { rates }
 }

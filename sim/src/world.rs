@@ -30,6 +30,8 @@ use crate::trace::{Trace, brief, verdict};
 
 mod harm;
 
+pub use self::harm::Isolation;
+
 /// The first steps of a run are all checked, then one in [`CHECK_STRIDE`]: a broken state stays broken.
 const CHECKED_ALWAYS: u64 = 5_000;
 const CHECK_STRIDE: u64 = 7;
@@ -79,6 +81,8 @@ enum Event {
 struct Host<P> {
     lives: u64,
     disk: Disk,
+    /// The node's own disk, while `disk` is a copy of another node's.
+    own_disk: Option<Disk>,
     life: Option<Life<P>>,
 }
 
@@ -168,9 +172,10 @@ impl<S: Spawn> World<S> {
         &mut self.register
     }
 
-    /// A node's disk, for oracles.
+    /// A node's own disk, for oracles.
     pub fn disk(&self, node: NodeId) -> &Disk {
-        &self.host(node).disk
+        let host = self.host(node);
+        host.own_disk.as_ref().unwrap_or(&host.disk)
     }
 
     /// A node's disk, to harm it.
@@ -223,6 +228,7 @@ impl<S: Spawn> World<S> {
         let host = self.hosts.entry(node).or_insert_with(|| Host {
             lives: 0,
             disk: Disk::new(profile.disk.clone(), randomness.stream("disk", node.0)),
+            own_disk: None,
             life: None,
         });
         assert!(host.life.is_none(), "{node} starts while it lives");
@@ -279,7 +285,10 @@ impl<S: Spawn> World<S> {
             }
             Event::Disk(to, ticket) => {
                 let (now, mut started) = (self.now, Vec::new());
-                let done = self.host_mut(to.node).disk.complete(now, ticket, &mut started);
+                let disk = &mut self.host_mut(to.node).disk;
+                let done = disk.complete(now, ticket, &mut started);
+                let breach = disk.take_breach();
+                assert!(breach.is_none(), "{to:?} breaks the contract of the disk: {breach:?}");
                 self.schedule_disk(to, started);
                 if let Some(completion) = done {
                     self.trace.event(self.now, to.node.0, 4);

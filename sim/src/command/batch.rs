@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use clap::Args;
 use common::{Mark, Rarity};
 use serde::Serialize;
+use sim::faults::Fault;
 use sim::run::{Options, Outcome, run, run_config};
 use sim::swarm::Config;
 
@@ -18,6 +19,8 @@ use super::{FAILED, Output, commit, run_placed, say};
 const COMMON_SEEDS: u64 = 2_000;
 /// The same for an uncommon one.
 const UNCOMMON_SEEDS: u64 = 20_000;
+/// Seeds of a batch after which every kind of fault must have struck.
+const FAULT_SEEDS: u64 = 200;
 /// Failures that are printed in full, at most.
 const FAILURES_PRINTED_MAX: usize = 50;
 
@@ -35,6 +38,9 @@ pub(super) struct RunArgs {
     /// Run one seed in twenty twice and compare
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     twice: bool,
+    /// Damage that the log server can't tell from a crash yet
+    #[arg(long)]
+    strict_damage: bool,
     /// How to print the result
     #[arg(short, long, value_enum, default_value_t = Output::Text)]
     output: Output,
@@ -81,7 +87,11 @@ struct Summary {
     events: u64,
     acknowledged: u64,
     marks_unhit: Vec<&'static str>,
+    /// Kinds of faults that never struck.
+    faults_unhit: Vec<&'static str>,
     marks: BTreeMap<&'static str, u64>,
+    /// How often each kind of fault struck, and what noticed damage.
+    faults: BTreeMap<&'static str, u64>,
     /// Failing seeds by the rule that they break.
     by_rule: BTreeMap<String, Vec<u64>>,
     failures: Vec<Failure>,
@@ -89,7 +99,9 @@ struct Summary {
 
 pub(super) fn run_seeds(args: &RunArgs) -> ExitCode {
     let deadline = args.minutes.map(|minutes| Instant::now() + Duration::from_secs(60 * minutes));
-    let summary = run_all(args.seeds, deadline, args.jobs, args.twice, args.output);
+    let options = Options { strict_damage: args.strict_damage, ..Options::default() };
+    let how = (args.twice, args.output);
+    let summary = run_all(args.seeds, deadline, args.jobs, &options, how);
     report(&summary, args.output)
 }
 
@@ -100,7 +112,8 @@ pub(super) fn soak(args: &SoakArgs) -> ExitCode {
         say(&format!("seeds from {from}, {} minutes, commit {}", args.minutes, commit()));
     }
     let deadline = Instant::now() + Duration::from_secs(60 * args.minutes);
-    let summary = run_all((from, u64::MAX), Some(deadline), args.jobs, true, args.output);
+    let (options, how) = (Options::default(), (true, args.output));
+    let summary = run_all((from, u64::MAX), Some(deadline), args.jobs, &options, how);
     report(&summary, args.output)
 }
 
@@ -108,8 +121,8 @@ fn run_all(
     (from, to): (u64, u64),
     deadline: Option<Instant>,
     jobs: u64,
-    twice: bool,
-    output: Output,
+    options: &Options,
+    (twice, output): (bool, Output),
 ) -> Summary {
     let (next, summary) = (AtomicU64::new(from), Mutex::new(Summary::default()));
     let cpu_before = cpu_seconds();
@@ -121,7 +134,7 @@ fn run_all(
                     if seed >= to || deadline.is_some_and(|deadline| Instant::now() > deadline) {
                         break;
                     }
-                    let outcome = run_checked(seed, twice && seed.is_multiple_of(20));
+                    let outcome = run_checked(seed, options, twice && seed.is_multiple_of(20));
                     let mut summary = summary.lock().expect("no thread panics with it");
                     summary.add(outcome, output);
                 }
@@ -143,7 +156,8 @@ fn report(summary: &Summary, output: Output) -> ExitCode {
                 say(&format!("{:6} x {rule}: {some:?}", seeds.len()));
             }
             say(&format!(
-                "{} seeds, {} failed, {} simulated s in {} CPU s, {} commits, {} events, {} marks unhit {:?}",
+                "{} seeds, {} failed, {} simulated s in {} CPU s, {} commits, {} events, {} marks unhit {:?}, \
+                 faults unhit {:?}",
                 summary.seeds,
                 summary.failed,
                 summary.simulated_seconds,
@@ -151,16 +165,18 @@ fn report(summary: &Summary, output: Output) -> ExitCode {
                 summary.acknowledged,
                 summary.events,
                 summary.marks_unhit.len(),
-                summary.marks_unhit
+                summary.marks_unhit,
+                summary.faults_unhit
             ));
         }
     }
-    let is_good = summary.failed == 0 && summary.marks_unhit.is_empty();
+    let is_hit = summary.marks_unhit.is_empty() && summary.faults_unhit.is_empty();
+    let is_good = summary.failed == 0 && is_hit;
     if is_good { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
 }
 
 pub(super) fn count_marks(seeds: (u64, u64), jobs: u64) -> BTreeMap<&'static str, u64> {
-    run_all(seeds, None, jobs, false, Output::Json).marks
+    run_all(seeds, None, jobs, &Options::default(), (false, Output::Json)).marks
 }
 
 /// The figure to compare with other simulators: five nodes, 20 clients, faults as ever.
@@ -199,10 +215,10 @@ pub(super) fn print_hashes((from, to): (u64, u64)) -> ExitCode {
 }
 
 /// Runs a seed, some of them twice: the trace must be the same.
-fn run_checked(seed: u64, twice: bool) -> Outcome {
-    let mut outcome = run_placed(seed, &Options::default());
+fn run_checked(seed: u64, options: &Options, twice: bool) -> Outcome {
+    let mut outcome = run_placed(seed, options);
     if twice && outcome.failure.is_none() {
-        let again = run(seed, &Options { with_text: true, ..Options::default() });
+        let again = run(seed, &Options { with_text: true, ..options.clone() });
         if again.trace_hash != outcome.trace_hash || again.events != outcome.events {
             let detail = format!(
                 "{:032x} after {} events, then {:032x} after {}",
@@ -222,6 +238,9 @@ impl Summary {
         self.acknowledged += outcome.acknowledged;
         for (mark, count) in &outcome.marks {
             *self.marks.entry(mark.name()).or_default() += count;
+        }
+        for (kind, count) in &outcome.struck {
+            *self.faults.entry(kind).or_default() += count;
         }
         let Some(failure) = outcome.failure else { return };
         self.failed += 1;
@@ -253,6 +272,11 @@ impl Summary {
             .iter()
             .filter(|mark| due(mark.rarity()) && !self.marks.contains_key(mark.name()))
             .map(|mark| mark.name())
+            .collect();
+        let is_due = self.seeds >= FAULT_SEEDS;
+        let kinds = Fault::KINDS.iter().copied();
+        self.faults_unhit = kinds
+            .filter(|kind| is_due && self.faults.get(kind).is_none_or(|count| *count == 0))
             .collect();
         self.failures.truncate(FAILURES_PRINTED_MAX);
     }

@@ -12,6 +12,9 @@
 //!   or not, and an interrupted `Create` may leave a shorter file.
 //! - A kill keeps the cache. A power cut keeps what is durable: see `platter`.
 //! - A failed barrier leaves its pages readable and lost.
+//! - What was durable may be harmed: a page reads with a flipped bit, as an error, or as what a misdirected
+//!   write left there. `crate::atlas` says where.
+//! - What breaks the contract of the seam is refused, and remembered: the world stops the run.
 
 mod platter;
 
@@ -20,10 +23,12 @@ use std::collections::{BTreeMap, VecDeque};
 use bytes::Bytes;
 use common::Prng;
 use common::disk::{
-    DiskCompletion, DiskError, DiskOp, DiskOutput, DiskRequest, File, Lane, PAGE_BYTES,
+    DiskCompletion, DiskError, DiskOp, DiskOutput, DiskRequest, File, Lane, PAGE_BYTES, padded,
 };
 
-use self::platter::Platter;
+pub use self::platter::Harm;
+
+use self::platter::{Platter, ReadError};
 use crate::clock::Moment;
 use crate::random::delay_ns;
 
@@ -42,6 +47,8 @@ pub struct DiskProfile {
     pub barrier_errors_ppm: u64,
     /// Bytes that files may take.
     pub quota_bytes: u64,
+    /// Whether a page that was harmed stays so when its file becomes a spare one.
+    pub harm_outlives_file: bool,
 }
 
 impl Default for DiskProfile {
@@ -53,6 +60,7 @@ impl Default for DiskProfile {
             tail_factor: 50,
             barrier_errors_ppm: 0,
             quota_bytes: 1 << 40,
+            harm_outlives_file: false,
         }
     }
 }
@@ -88,7 +96,14 @@ pub struct Disk {
     running: BTreeMap<Ticket, Running>,
     next_ticket: u64,
     stalled_until: Moment,
+    /// Requests take so many times as long until then.
+    slowed: (u64, Moment),
     fail_next_barrier: bool,
+    /// The next write of a footer goes to this page, if that still holds what it did.
+    misdirected: Option<(File, u64, Option<Bytes>)>,
+    misdirected_count: u64,
+    /// How a request broke the contract of the seam.
+    breach: Option<String>,
     prng: Prng,
 }
 
@@ -104,7 +119,11 @@ impl Disk {
             running: BTreeMap::new(),
             next_ticket: 0,
             stalled_until: Moment::ZERO,
+            slowed: (1, Moment::ZERO),
             fail_next_barrier: false,
+            misdirected: None,
+            misdirected_count: 0,
+            breach: None,
             prng,
         }
     }
@@ -116,7 +135,6 @@ impl Disk {
         request: DiskRequest,
         started: &mut Vec<(Moment, Ticket)>,
     ) {
-        check_contract(&request);
         if matches!(request.op, DiskOp::Read { .. } | DiskOp::List) {
             self.begin(now, request, None, started);
             return;
@@ -189,7 +207,57 @@ impl Disk {
     /// What a file holds now, past all queues: for oracles.
     #[must_use]
     pub fn peek(&self, file: File, offset: u64, bytes: u64) -> Option<Bytes> {
-        self.platter.read(file, offset, bytes)
+        self.platter.peek(file, offset, bytes)
+    }
+
+    /// Whether there is such a file.
+    #[must_use]
+    pub fn contains(&self, file: File) -> bool {
+        self.platter.contains(file)
+    }
+
+    /// A file's length in bytes.
+    #[must_use]
+    pub fn length(&self, file: File) -> u64 {
+        self.platter.length(file)
+    }
+
+    /// A page that was durable reads otherwise from now on. `false` when there is no such page.
+    pub fn harm(&mut self, file: File, page: u64, harm: Harm) -> bool {
+        self.platter.harm(file, page as usize, harm)
+    }
+
+    /// The next footer is written over this page instead.
+    pub fn misdirect(&mut self, file: File, page: u64) {
+        let now = self.platter.peek(file, page * PAGE_BYTES, PAGE_BYTES);
+        self.misdirected = Some((file, page, now));
+    }
+
+    /// Footers that went astray.
+    #[must_use]
+    pub const fn misdirected_count(&self) -> u64 {
+        self.misdirected_count
+    }
+
+    /// Whether anything reads otherwise than it should.
+    #[must_use]
+    pub fn is_harmed(&self) -> bool {
+        self.platter.harmed_pages() > 0
+    }
+
+    /// An operator puts back what was harmed.
+    pub fn repair(&mut self) {
+        self.platter.repair();
+    }
+
+    /// How a request broke the contract of the seam, if one has.
+    pub const fn take_breach(&mut self) -> Option<String> {
+        self.breach.take()
+    }
+
+    /// Every request takes `factor` times as long until a moment.
+    pub const fn slow(&mut self, factor: u64, until: Moment) {
+        self.slowed = (factor, until);
     }
 
     /// No request completes before `until`.
@@ -214,10 +282,12 @@ impl Disk {
     }
 
     /// No fault comes by itself any more.
-    pub const fn calm(&mut self) {
+    pub fn calm(&mut self) {
         self.profile.barrier_errors_ppm = 0;
         self.profile.tail_factor = 1;
         self.fail_next_barrier = false;
+        self.misdirected = None;
+        self.slowed = (1, Moment::ZERO);
     }
 
     fn free_bytes(&self) -> u64 {
@@ -243,6 +313,7 @@ impl Disk {
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
         let takes_ns = self.takes_ns(&request.op);
+        let takes_ns = if now < self.slowed.1 { takes_ns * self.slowed.0 } else { takes_ns };
         let at = now.max(self.stalled_until).plus_ns(takes_ns);
         self.running.insert(ticket, Running { request, queue, stamp: self.platter.stamp() });
         started.push((at, ticket));
@@ -264,6 +335,11 @@ impl Disk {
     }
 
     fn carry_out(&mut self, request: DiskRequest, stamp: u64) -> Result<DiskOutput, DiskError> {
+        if let Some(what) = self.broken_contract(&request) {
+            self.breach = Some(format!("{what} in {}", crate::trace::brief(&request)));
+            return Err(DiskError::Io { detail: what });
+        }
+        let is_footer = is_footer(&request);
         match request.op {
             DiskOp::List => Ok(DiskOutput::Listing {
                 files: self.platter.list(),
@@ -278,25 +354,53 @@ impl Disk {
             }
             DiskOp::Rename { from, to } => {
                 let found = self.platter.rename(from, to);
+                if matches!(to, File::Spare(_)) && !self.profile.harm_outlives_file {
+                    self.platter.repair_file(to);
+                }
                 found.then_some(DiskOutput::Done).ok_or(DiskError::NotFound(from))
             }
             DiskOp::Remove { file } => {
                 let found = self.platter.remove(file);
                 found.then_some(DiskOutput::Done).ok_or(DiskError::NotFound(file))
             }
-            DiskOp::Read { file, offset, bytes } => {
-                let data = self.platter.read(file, offset, bytes);
-                data.map(DiskOutput::Data).ok_or(DiskError::NotFound(file))
+            DiskOp::Read { file, offset, bytes } => match self.platter.read(file, offset, bytes) {
+                Ok(data) => Ok(DiskOutput::Data(data)),
+                Err(ReadError::NoFile) => Err(DiskError::NotFound(file)),
+                Err(ReadError::Page(page)) => {
+                    let detail = format!("read: simulated EIO at page {page} of {file:?}");
+                    Err(DiskError::Io { detail })
+                }
+            },
+            DiskOp::Write { file, .. } if !self.platter.contains(file) => {
+                Err(DiskError::NotFound(file))
             }
             DiskOp::Write { file, offset, data, durable } => {
-                if !self.platter.contains(file) {
-                    return Err(DiskError::NotFound(file));
+                let data = data.contiguous();
+                let before =
+                    is_footer.then(|| self.platter.peek(file, offset, padded(data.len() as u64)));
+                self.platter.write(file, offset, &data, || true);
+                if let Some(before) = before.flatten() {
+                    self.lead_astray(file, offset, &data, &before);
                 }
-                self.check_inside(file, offset, data.len() as u64);
-                self.platter.write(file, offset, &data.contiguous(), || true);
                 if durable { self.barrier(file, stamp) } else { Ok(DiskOutput::Done) }
             }
         }
+    }
+
+    /// A footer that goes astray: its own pages read as before, and another one as the footer.
+    fn lead_astray(&mut self, file: File, offset: u64, data: &Bytes, before: &Bytes) {
+        let Some((victim, page, content)) = self.misdirected.take() else { return };
+        let now = self.platter.peek(victim, page * PAGE_BYTES, PAGE_BYTES);
+        if now != content || victim == file {
+            return;
+        }
+        let first = offset / PAGE_BYTES;
+        for (place, old) in (first..).zip(before.chunks(PAGE_BYTES as usize)) {
+            self.platter.harm(file, place as usize, Harm::Replaced(Some(before.slice_ref(old))));
+        }
+        let page_bytes = platter::page_of(data, 0);
+        self.misdirected_count += 1;
+        self.platter.harm(victim, page as usize, Harm::Replaced(Some(page_bytes)));
     }
 
     fn barrier(&mut self, file: File, stamp: u64) -> Result<DiskOutput, DiskError> {
@@ -311,13 +415,26 @@ impl Disk {
         Ok(DiskOutput::Done)
     }
 
-    fn check_inside(&self, file: File, offset: u64, bytes: u64) {
-        let length = self.platter.length(file);
-        let end = offset + common::disk::padded(bytes);
-        assert!(
-            end <= length || matches!(file, File::Meta(_)),
-            "a write to {offset}..{end} of {file:?}, which has {length} bytes"
-        );
+    /// What a request asks for that the seam does not offer; a role that does so stops the run.
+    fn broken_contract(&self, request: &DiskRequest) -> Option<String> {
+        let unaligned = |what: &str, bytes: u64| {
+            (!bytes.is_multiple_of(PAGE_BYTES)).then(|| format!("{what} {bytes} is not aligned"))
+        };
+        match &request.op {
+            DiskOp::Create { bytes, .. } => unaligned("length", *bytes),
+            DiskOp::Read { offset, bytes, .. } => {
+                unaligned("offset", *offset).or_else(|| unaligned("length", *bytes))
+            }
+            DiskOp::Write { file, offset, data, .. } => {
+                let (end, length) =
+                    (offset + padded(data.len() as u64), self.platter.length(*file));
+                let is_inside =
+                    end <= length || matches!(file, File::Meta(_)) || !self.platter.contains(*file);
+                let outside = || format!("a write to {offset}..{end} of {length} bytes");
+                unaligned("offset", *offset).or_else(|| (!is_inside).then(outside))
+            }
+            DiskOp::List | DiskOp::Rename { .. } | DiskOp::Remove { .. } => None,
+        }
     }
 
     fn interrupt(&mut self, op: DiskOp) {
@@ -349,20 +466,10 @@ impl Disk {
     }
 }
 
-/// What the contract asks of a request; a role that breaks it stops the run.
-fn check_contract(request: &DiskRequest) {
-    let aligned = |what: &str, bytes: u64| {
-        assert!(bytes.is_multiple_of(PAGE_BYTES), "{what} {bytes} of {request:?} is not aligned");
-    };
-    match &request.op {
-        DiskOp::Create { bytes, .. } => aligned("length", *bytes),
-        DiskOp::Read { offset, bytes, .. } => {
-            aligned("offset", *offset);
-            aligned("length", *bytes);
-        }
-        DiskOp::Write { offset, .. } => aligned("offset", *offset),
-        DiskOp::List | DiskOp::Rename { .. } | DiskOp::Remove { .. } => {}
-    }
+/// Whether a write is of what stands behind the frames of a segment: only that goes through the background.
+const fn is_footer(request: &DiskRequest) -> bool {
+    matches!(request.op, DiskOp::Write { file: File::Segment(_), .. })
+        && matches!(request.lane, Lane::Background)
 }
 
 #[cfg(test)]

@@ -31,10 +31,23 @@ struct Dirty {
     poisoned: bool,
 }
 
+/// What a page that was made durable reads as. Its true content stays beside it: oracles see that, and repair
+/// brings it back.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Harm {
+    /// With this bit of it flipped.
+    Flipped(u32),
+    /// As an error.
+    Unreadable,
+    /// As other bytes.
+    Replaced(Option<Bytes>),
+}
+
 /// One file's content.
 #[derive(Clone, Debug, Default)]
 struct Content {
     pages: Vec<Page>,
+    harms: BTreeMap<usize, Harm>,
     /// Pages behind these are not durable as part of the file.
     durable_pages: usize,
     dirty: BTreeMap<usize, Dirty>,
@@ -70,7 +83,7 @@ impl Platter {
     pub(super) fn create(&mut self, file: File, bytes: u64) {
         let pages = (bytes / PAGE_BYTES) as usize;
         let content =
-            Content { pages: vec![None; pages], durable_pages: pages, dirty: BTreeMap::new() };
+            Content { pages: vec![None; pages], durable_pages: pages, ..Content::default() };
         self.files.insert(file, content);
     }
 
@@ -95,18 +108,64 @@ impl Platter {
         self.stamp
     }
 
-    pub(super) fn read(&self, file: File, offset: u64, bytes: u64) -> Option<Bytes> {
+    /// What the pages truly hold.
+    pub(super) fn peek(&self, file: File, offset: u64, bytes: u64) -> Option<Bytes> {
         let content = self.files.get(&file)?;
-        let first = (offset / PAGE_BYTES) as usize;
-        let last = (first + (bytes / PAGE_BYTES) as usize).min(content.pages.len());
-        let mut out = BytesMut::with_capacity(last.saturating_sub(first) * PAGE);
-        for page in content.pages.get(first..last).unwrap_or_default() {
-            match page {
-                Some(page) => out.extend_from_slice(page),
-                None => out.resize(out.len() + PAGE, 0),
+        let pages = content.range(offset, bytes);
+        let mut out = BytesMut::with_capacity(pages.len() * PAGE);
+        pages.for_each(|place| append(&mut out, content.pages[place].as_ref()));
+        Some(out.freeze())
+    }
+
+    /// What a read brings: an unreadable page is an error.
+    pub(super) fn read(&self, file: File, offset: u64, bytes: u64) -> Result<Bytes, ReadError> {
+        let content = self.files.get(&file).ok_or(ReadError::NoFile)?;
+        if content.harms.is_empty() {
+            return self.peek(file, offset, bytes).ok_or(ReadError::NoFile);
+        }
+        let pages = content.range(offset, bytes);
+        let mut out = BytesMut::with_capacity(pages.len() * PAGE);
+        for place in pages {
+            let page = content.pages[place].as_ref();
+            match content.harms.get(&place) {
+                None => append(&mut out, page),
+                Some(Harm::Unreadable) => return Err(ReadError::Page(place)),
+                Some(Harm::Replaced(other)) => append(&mut out, other.as_ref()),
+                Some(Harm::Flipped(bit)) => {
+                    let begin = out.len();
+                    append(&mut out, page);
+                    let bit = *bit as usize % (8 * PAGE);
+                    out[begin + bit / 8] ^= 1 << (bit % 8);
+                }
             }
         }
-        Some(out.freeze())
+        Ok(out.freeze())
+    }
+
+    /// Harms a page; `false` when there is no such page.
+    pub(super) fn harm(&mut self, file: File, page: usize, harm: Harm) -> bool {
+        let Some(content) = self.files.get_mut(&file).filter(|of| page < of.pages.len()) else {
+            return false;
+        };
+        content.harms.insert(page, harm);
+        true
+    }
+
+    /// Pages that read as something else than they hold.
+    pub(super) fn harmed_pages(&self) -> usize {
+        self.files.values().map(|content| content.harms.len()).sum()
+    }
+
+    /// Every page of a file reads as what it holds.
+    pub(super) fn repair_file(&mut self, file: File) {
+        if let Some(content) = self.files.get_mut(&file) {
+            content.harms.clear();
+        }
+    }
+
+    /// Every page reads as what it holds.
+    pub(super) fn repair(&mut self) {
+        self.files.values_mut().for_each(|content| content.harms.clear());
     }
 
     /// Writes whole pages into the cache. `keep` says for each sector whether it arrives.
@@ -127,6 +186,7 @@ impl Platter {
         }
         for place in 0..count {
             let new = page_of(data, place);
+            content.harms.remove(&(first + place));
             let old = content.pages[first + place].clone();
             let mixed = mix(&new, old.as_ref(), &mut keep);
             let dirty = content.dirty.entry(first + place).or_insert(Dirty {
@@ -184,6 +244,8 @@ impl Platter {
                 content.pages.truncate(kept);
             }
             content.durable_pages = content.pages.len();
+            let pages = content.pages.len();
+            content.harms.retain(|page, _| *page < pages);
         }
     }
 }
@@ -221,6 +283,28 @@ pub(super) fn words(bytes: &[u8], take: &mut impl FnMut(u64)) {
         let mut word = [0; 8];
         word[..chunk.len()].copy_from_slice(chunk);
         take(u64::from_le_bytes(word));
+    }
+}
+
+/// Why a read brings nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum ReadError {
+    NoFile,
+    Page(usize),
+}
+
+impl Content {
+    fn range(&self, offset: u64, bytes: u64) -> core::ops::Range<usize> {
+        let first = ((offset / PAGE_BYTES) as usize).min(self.pages.len());
+        let last = (first + (bytes / PAGE_BYTES) as usize).min(self.pages.len());
+        first..last
+    }
+}
+
+fn append(out: &mut BytesMut, page: Option<&Bytes>) {
+    match page {
+        Some(page) => out.extend_from_slice(page),
+        None => out.resize(out.len() + PAGE, 0),
     }
 }
 
@@ -268,7 +352,7 @@ fn fate(history: &[Page], current: Page, mood: Mood, prng: &mut Prng) -> Page {
 }
 
 /// The `place`th page of `data`, padded with zeros.
-fn page_of(data: &Bytes, place: usize) -> Bytes {
+pub(super) fn page_of(data: &Bytes, place: usize) -> Bytes {
     let (start, end) = (place * PAGE, ((place + 1) * PAGE).min(data.len()));
     if end - start == PAGE {
         return data.slice(start..end);

@@ -214,3 +214,92 @@ fn a_meta_file_grows_and_the_growth_is_torn_until_the_barrier() {
     bench.run(grow(true)).unwrap();
     assert!(bench.disk.would_survive(meta, 0, 2 * PAGE_BYTES));
 }
+
+/// The disk of a case: time goes to the next completion.
+struct Waited {
+    bench: Bench,
+    started: Vec<(Moment, Ticket)>,
+}
+
+impl logserver::driver::testing::Disk for Waited {
+    fn submit(&mut self, request: DiskRequest) {
+        self.bench.disk.submit(self.bench.now, request, &mut self.started);
+    }
+
+    fn wait(&mut self) -> DiskCompletion {
+        let next = self.started.iter().copied().min_by_key(|(at, _)| *at).expect("something runs");
+        self.started.retain(|other| *other != next);
+        self.bench.now = next.0;
+        self.bench.disk.complete(next.0, next.1, &mut self.started).expect("nothing crashed")
+    }
+}
+
+#[test]
+fn the_contract_that_the_real_driver_keeps() {
+    for seed in 0..4 {
+        for case in logserver::driver::testing::cases() {
+            let mut bench = Bench::new(seed);
+            bench.disk.limit(logserver::driver::testing::QUOTA_BYTES);
+            (case.run)(&mut Waited { bench, started: Vec::new() });
+        }
+    }
+}
+
+#[test]
+fn what_breaks_the_contract_is_refused_and_remembered() {
+    let mut bench = ready(1);
+    let data = Bytes::from(vec![1; 2 * PAGE_BYTES as usize]);
+    let unaligned = DiskOp::Read { file: FILE, offset: 512, bytes: PAGE_BYTES };
+    let outside =
+        DiskOp::Write { file: FILE, offset: 3 * PAGE_BYTES, data: data.into(), durable: true };
+    for op in [unaligned, outside] {
+        assert!(matches!(bench.run(op), Err(DiskError::Io { .. })));
+        assert!(bench.disk.take_breach().is_some());
+    }
+    bench.write(0, 1, true);
+    assert_eq!(bench.disk.take_breach(), None);
+}
+
+#[test]
+fn harm_shows_in_reads_until_the_page_is_written_or_repaired() {
+    let mut bench = ready(1);
+    bench.write(0, 1, true);
+    bench.write(PAGE_BYTES, 2, true);
+    assert!(bench.disk.harm(FILE, 0, Harm::Flipped(8 * 100 + 3)));
+    assert!(bench.disk.harm(FILE, 1, Harm::Unreadable));
+    assert!(!bench.disk.harm(FILE, 4, Harm::Unreadable), "there is no such page");
+    let page = bench.page(0);
+    let odd: Vec<usize> = (0..PAGE_BYTES as usize).filter(|at| page[*at] != 1).collect();
+    assert_eq!((odd, page[100]), (vec![100], 1 ^ 8));
+    let read = DiskOp::Read { file: FILE, offset: 0, bytes: 2 * PAGE_BYTES };
+    assert!(matches!(bench.run(read), Err(DiskError::Io { .. })));
+    assert!(bench.disk.would_survive(FILE, 0, PAGE_BYTES), "the true content is there");
+    bench.disk.crash(Crash::PowerCut);
+    assert!(!bench.is_all(0, 1), "a power cut heals nothing");
+    bench.write(PAGE_BYTES, 3, true);
+    assert!(bench.is_all(PAGE_BYTES, 3));
+    bench.disk.repair();
+    assert!(bench.is_all(0, 1) && !bench.disk.is_harmed());
+}
+
+#[test]
+fn a_footer_that_goes_astray_is_missing_here_and_wrong_there() {
+    let mut bench = ready(1);
+    let other = File::Segment(SegmentId(2));
+    bench.run(DiskOp::Create { file: other, bytes: PAGE_BYTES }).unwrap();
+    bench.write(0, 1, true);
+    let footer = || {
+        let data = Bytes::from(vec![9; PAGE_BYTES as usize]).into();
+        DiskOp::Write { file: other, offset: 0, data, durable: true }
+    };
+    bench.disk.misdirect(FILE, 0);
+    bench.run(footer()).unwrap();
+    assert!(bench.is_all(0, 1), "the log lane's writes find their place");
+    let started = bench.submit(Lane::Background, footer());
+    bench.disk.complete(started[0].0, started[0].1, &mut Vec::new()).unwrap().result.unwrap();
+    assert!(bench.is_all(0, 9) && bench.disk.misdirected_count() == 1);
+    let read = DiskOp::Read { file: other, offset: 0, bytes: PAGE_BYTES };
+    assert_eq!(bench.run(read), Ok(DiskOutput::Data(Bytes::from(vec![9; PAGE_BYTES as usize]))));
+    bench.disk.repair();
+    assert!(bench.is_all(0, 1));
+}

@@ -16,15 +16,15 @@ const HEADER_BYTES: usize = 128;
 
 /// A frame in a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Found {
-    pub(super) epoch: Epoch,
-    pub(super) version: Version,
+pub(crate) struct Found {
+    pub(crate) epoch: Epoch,
+    pub(crate) version: Version,
     /// From the start of the write.
-    pub(super) offset: u64,
-    pub(super) bytes: u64,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
 }
 
-pub(super) fn frames_in(data: &Bytes) -> Vec<Found> {
+pub(crate) fn frames_in(data: &Bytes) -> Vec<Found> {
     let mut at = if data.starts_with(MAGIC) { 0 } else { PAGE_BYTES as usize };
     let mut found = Vec::new();
     while data.len() >= at + HEADER_BYTES && data[at..].starts_with(MAGIC) {
@@ -52,7 +52,7 @@ fn word(data: &Bytes, at: usize) -> u64 {
 }
 
 #[cfg(test)]
-pub(super) fn frame(epoch: u64, version: u64, bytes: usize) -> Vec<u8> {
+pub(crate) fn frame(epoch: u64, version: u64, bytes: usize) -> Vec<u8> {
     let mut frame = vec![0; bytes];
     frame[..4].copy_from_slice(MAGIC);
     frame[LENGTH_AT..][..8].copy_from_slice(&(bytes as u64).to_le_bytes());

@@ -27,6 +27,10 @@ mod serial;
 mod tests;
 mod trims;
 
+#[cfg(test)]
+pub(crate) use self::frames::frame;
+pub(crate) use self::frames::frames_in;
+
 use common::disk::File;
 use common::register::RegisterState;
 use common::{Endpoint, NodeId, Note, Peer, Version};

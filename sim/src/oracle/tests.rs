@@ -106,7 +106,7 @@ impl Bench {
         let (epoch, previous) = (Epoch(self.epoch), Version(self.previous));
         let blocks = blocks.iter().map(|(s, o, n)| (*s, Offset(*o), *n)).collect();
         let version = Version(version);
-        let data = Bytes::from(frames::frame(self.epoch, version.0, 200)).into();
+        let data = Bytes::from(frame(self.epoch, version.0, 200)).into();
         let file = File::Segment(SegmentId(1));
         let op = DiskOp::Write { file, offset: 0, data, durable: true };
         let request = DiskRequest { id: DiskOpId(1), lane: Lane::Log, op };

@@ -70,7 +70,9 @@ impl Consumer {
             Ok(other) => io.broken(format!("a pull was answered with {other:?}")),
             Err(error) => {
                 let fine = [Code::TimedOut, Code::Recovering, Code::Overloaded];
-                if !fine.contains(&error.code()) && !error.is_retryable() {
+                // Where something is harmed, damage is only a matter of time.
+                let is_rot = error.code() == Code::Corrupt && io.shared.borrow().may_rot;
+                if !fine.contains(&error.code()) && !error.is_retryable() && !is_rot {
                     io.broken(format!("{:?}: {error}", id(io)));
                 }
                 if let Some(puller) = self.puller.take() {

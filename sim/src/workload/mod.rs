@@ -153,6 +153,8 @@ pub struct Shared {
     /// The seed: each operation has randomness of its own, so that leaving one out does not change the
     /// others.
     pub seed: u64,
+    /// Something that was durable may be harmed.
+    pub may_rot: bool,
     /// Operations that are left out: the client, and its how manieth.
     pub skipped: BTreeSet<(u64, u64)>,
     /// How many operations each client has begun.
@@ -205,6 +207,7 @@ impl Shared {
             open_calls: BTreeMap::new(),
             committed_count: 0,
             newest: Version::ZERO,
+            may_rot: false,
             seed: 0,
             skipped: BTreeSet::new(),
             begun: BTreeMap::new(),

@@ -8,6 +8,17 @@ use super::{Event, Happened, Life, World};
 use crate::disk::Crash;
 use crate::process::Spawn;
 
+/// How a node is cut off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
+pub enum Isolation {
+    /// Nothing reaches it.
+    Deaf,
+    /// It reaches nobody.
+    Mute,
+    /// Everything from and to it is held back.
+    Clogged,
+}
+
 impl<S: Spawn> World<S> {
     /// Ends a node's process, if it has one.
     pub fn crash(&mut self, node: NodeId, crash: Crash) {
@@ -55,6 +66,57 @@ impl<S: Spawn> World<S> {
     pub fn clog(&mut self, from: NodeId, to: NodeId, ns: u64) {
         self.trace.line(self.now, || format!("{from} to {to} is clogged {} ms", ns / 1_000_000));
         self.network.clog(from, to, self.now.plus_ns(ns));
+    }
+
+    /// Cuts a node off from all others for a while, in one direction or both, or holds everything back.
+    pub fn isolate(&mut self, node: NodeId, how: Isolation, ns: u64) {
+        let others: Vec<NodeId> = self.hosts.keys().copied().filter(|of| *of != node).collect();
+        for other in others {
+            match how {
+                Isolation::Deaf => self.cut(other, node, ns),
+                Isolation::Mute => self.cut(node, other, ns),
+                Isolation::Clogged => {
+                    self.clog(other, node, ns);
+                    self.clog(node, other, ns);
+                }
+            }
+        }
+    }
+
+    /// Sets a process' wall clock forward or back.
+    pub fn jump_wall_clock(&mut self, node: NodeId, us: i64) {
+        let Some(me) = self.live(node) else { return };
+        self.trace.line(self.now, || format!("{me:?} has its wall clock set by {us} us"));
+        self.host_mut(node).life.as_mut().expect("it lives").clock.jump_wall(us);
+    }
+
+    /// From the next start on a node that is down finds a copy of another node's disk.
+    pub fn lend_disk(&mut self, node: NodeId, other: NodeId) {
+        let mut copy = self.disk(other).clone();
+        copy.crash(Crash::PowerCut);
+        let host = self.host_mut(node);
+        assert!(
+            host.life.is_none() && host.own_disk.is_none(),
+            "{node} must be down, on its own disk"
+        );
+        host.own_disk = Some(core::mem::replace(&mut host.disk, copy));
+    }
+
+    /// Whether a node was ever started.
+    pub fn knows(&self, node: NodeId) -> bool {
+        self.hosts.contains_key(&node)
+    }
+
+    /// Whether a node finds another node's disk.
+    pub fn is_on_foreign_disk(&self, node: NodeId) -> bool {
+        self.host(node).own_disk.is_some()
+    }
+
+    /// A node gets its own disk back.
+    pub fn return_disk(&mut self, node: NodeId) {
+        let host = self.host_mut(node);
+        assert!(host.life.is_none(), "{node} must be down");
+        host.disk = host.own_disk.take().expect("it was lent another");
     }
 
     /// Ends all faults of network, disks and register.

@@ -1,0 +1,234 @@
+//! The fault atlas: which durable pages may be harmed, so that the simulator never asks for what nobody could
+//! give.
+//!
+//! ```text
+//! segment  | header | group 1 | group 2 | ... | group n |  footer | trailer |
+//!            costs    may be harmed: a later    never:     costs nothing, once
+//!            nothing  group proves that it      a torn     a later segment is
+//!                     was durable               flush?     there
+//! meta     the older slot only: the newer one is the only copy of locks and trims
+//! ```
+//!
+//! - *Damage must be tellable from a crash.* The last flush group of a log can be torn by a power cut, and
+//!   damage in it looks the same. It is never harmed.
+//!   Where the log server needs more evidence than that today, the atlas grants it, unless it is *strict*:
+//!   the later group lies in the same segment, beyond what is read together with an unreadable page, and what
+//!   was harmed is whole again when its file becomes a spare one.
+//! - *Some copy stays whole.* Versions are looked at in windows. Of each window fewer log servers than copies
+//!   are ever harmed; what is left serves every reader.
+//! - *With one copy nothing survives, so nothing may be silent.* It may be harmed nowhere else either; what it
+//!   must come to is a refusal or a halt that names it. The simulator then plays the operator, and puts the
+//!   page back.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use common::disk::{DiskOp, DiskRequest, File, PAGE_BYTES};
+use common::{NodeId, Prng, Version};
+
+use crate::disk::Disk;
+use crate::oracle::frames_in;
+
+/// Versions of one window: about a second's.
+const WINDOW_VERSIONS: u64 = 1 << 20;
+/// Where a meta slot has its generation.
+const GENERATION_AT: usize = 16;
+
+/// A frame, where it was written.
+#[derive(Clone, Copy, Debug)]
+struct Placed {
+    version: Version,
+    bytes: u64,
+    /// Frames of one write have one number.
+    group: u64,
+}
+
+/// What is going to happen to a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Damage {
+    /// It reads as other bytes.
+    Wrong,
+    /// It can't be read.
+    Unreadable,
+}
+
+/// A page that may be harmed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Victim {
+    /// The file.
+    pub file: File,
+    /// The page in it.
+    pub page: u64,
+}
+
+/// Where frames lie, and which windows have been harmed where.
+#[derive(Clone, Debug)]
+pub struct Atlas {
+    copies: usize,
+    /// How much is read at once when a log is opened, bytes; 0 when the atlas is strict.
+    chunk_bytes: u64,
+    groups: u64,
+    frames: BTreeMap<NodeId, BTreeMap<(File, u64), Placed>>,
+    harmed: BTreeMap<u64, BTreeSet<NodeId>>,
+    /// Whose disk names its node for sure.
+    opened: BTreeSet<NodeId>,
+}
+
+impl Atlas {
+    /// The atlas of a run with so many copies of each stream. Logs are read in chunks of `chunk_bytes`; with 0
+    /// the atlas is strict.
+    #[must_use]
+    pub fn new(copies: u8, chunk_bytes: u64) -> Self {
+        Self {
+            copies: usize::from(copies),
+            chunk_bytes,
+            groups: 0,
+            frames: BTreeMap::new(),
+            harmed: BTreeMap::new(),
+            opened: BTreeSet::new(),
+        }
+    }
+
+    /// A log server has opened its directory.
+    pub fn opened(&mut self, node: NodeId) {
+        self.opened.insert(node);
+    }
+
+    /// Whether it ever has.
+    #[must_use]
+    pub fn has_opened(&self, node: NodeId) -> bool {
+        self.opened.contains(&node)
+    }
+
+    /// Whether readers can do without what is harmed.
+    #[must_use]
+    pub const fn is_survivable(&self) -> bool {
+        self.copies > 1
+    }
+
+    /// A log server gives a write to its disk.
+    pub fn wrote(&mut self, node: NodeId, request: &DiskRequest) {
+        let DiskOp::Write { file, offset, data, .. } = &request.op else { return };
+        self.groups += 1;
+        let frames = self.frames.entry(node).or_default();
+        for (version, at, bytes) in frames_in_write(&data.contiguous()) {
+            let placed = Placed { version, bytes, group: self.groups };
+            frames.insert((*file, offset + at), placed);
+        }
+    }
+
+    /// A page of a node's disk that may be harmed now; from then on it counts as harmed.
+    pub fn choose(
+        &mut self,
+        node: NodeId,
+        disk: &Disk,
+        damage: Damage,
+        prng: &mut Prng,
+    ) -> Option<Victim> {
+        let kind = prng.below(8);
+        if kind == 0 {
+            return older_meta(disk);
+        }
+        self.forget_gone(node, disk);
+        if kind == 1 {
+            let is_read_with_frames = damage == Damage::Unreadable && self.chunk_bytes > 0;
+            return if is_read_with_frames { None } else { self.redundant(node, disk, prng) };
+        }
+        let (victim, windows) = self.provable(node, disk, damage, prng)?;
+        for window in windows {
+            self.harmed.entry(window).or_default().insert(node);
+        }
+        Some(victim)
+    }
+
+    fn forget_gone(&mut self, node: NodeId, disk: &Disk) {
+        let frames = self.frames.entry(node).or_default();
+        frames.retain(|(file, _), _| disk.contains(*file));
+    }
+
+    /// A page of a frame behind which another group is durable.
+    fn provable(
+        &self,
+        node: NodeId,
+        disk: &Disk,
+        damage: Damage,
+        prng: &mut Prng,
+    ) -> Option<(Victim, BTreeSet<u64>)> {
+        let frames = self.frames.get(&node)?;
+        let is_durable =
+            |(file, at): (File, u64), placed: &Placed| disk.would_survive(file, at, placed.bytes);
+        let durable: Vec<_> =
+            frames.iter().filter(|(place, placed)| is_durable(**place, placed)).collect();
+        let proof = |file: File| {
+            let inside = durable.iter().rev();
+            inside.copied().find(|((of, _), _)| self.chunk_bytes == 0 || *of == file)
+        };
+        let is_proven = |(file, at): (File, u64), placed: &Placed| {
+            let Some(((proof_file, proof_at), proof)) = proof(file) else { return false };
+            let chunk = |at: u64| at.checked_div(self.chunk_bytes).unwrap_or(u64::MAX);
+            let is_beyond = damage == Damage::Wrong
+                || self.chunk_bytes == 0
+                || *proof_file != file
+                || chunk(at + placed.bytes - 1) < chunk(*proof_at);
+            placed.group < proof.group && is_beyond
+        };
+        let candidates: Vec<_> =
+            durable.iter().copied().filter(|(place, placed)| is_proven(**place, placed)).collect();
+        if candidates.is_empty() {
+            return None;
+        }
+        let (&(file, at), placed) = *prng.pick(&candidates);
+        let (first, end) = (at / PAGE_BYTES, (at + placed.bytes).div_ceil(PAGE_BYTES));
+        let page = prng.between(first, end - 1);
+        let in_page = frames.range((file, 0)..(file, (page + 1) * PAGE_BYTES));
+        let in_page = in_page.filter(|((_, at), of)| at + of.bytes > page * PAGE_BYTES);
+        let windows: BTreeSet<u64> =
+            in_page.map(|(_, placed)| placed.version.0 / WINDOW_VERSIONS).collect();
+        let is_allowed = windows.iter().all(|window| self.may_harm(*window, node));
+        is_allowed.then_some((Victim { file, page }, windows))
+    }
+
+    /// With one copy there is no other; what follows must be loud.
+    fn may_harm(&self, window: u64, node: NodeId) -> bool {
+        let harmed = self.harmed.get(&window);
+        let others = harmed.map_or(0, |of| of.iter().filter(|other| **other != node).count());
+        self.copies == 1 || others + 1 < self.copies
+    }
+
+    /// A page around the frames of a segment behind which another one has frames.
+    fn redundant(&self, node: NodeId, disk: &Disk, prng: &mut Prng) -> Option<Victim> {
+        let frames = self.frames.get(&node)?;
+        let files: BTreeSet<File> = frames.keys().map(|(file, _)| *file).collect();
+        let last = *files.last()?;
+        let file = *files.iter().nth(prng.below(files.len() as u64) as usize)?;
+        if file == last {
+            return None;
+        }
+        let of_file = frames.range((file, 0)..=(file, u64::MAX));
+        let end = of_file.map(|((_, at), placed)| at + placed.bytes).max()?.div_ceil(PAGE_BYTES);
+        let pages = disk.length(file) / PAGE_BYTES;
+        let page = if prng.chance(1, 4) { 0 } else { prng.between(end.min(pages - 1), pages - 1) };
+        disk.would_survive(file, page * PAGE_BYTES, PAGE_BYTES).then_some(Victim { file, page })
+    }
+}
+
+/// The slot that the next write goes to.
+fn older_meta(disk: &Disk) -> Option<Victim> {
+    let generation = |slot| {
+        let page = disk.peek(File::Meta(slot), 0, PAGE_BYTES)?;
+        let bytes = page.get(GENERATION_AT..GENERATION_AT + 8)?;
+        Some(u64::from_le_bytes(bytes.try_into().expect("eight bytes")))
+    };
+    let (one, other) = (generation(0)?, generation(1)?);
+    let older = u8::from(other < one);
+    let is_settled = one.min(other) > 0 && disk.would_survive(File::Meta(older), 0, PAGE_BYTES);
+    is_settled.then_some(Victim { file: File::Meta(older), page: 0 })
+}
+
+fn frames_in_write(data: &bytes::Bytes) -> Vec<(Version, u64, u64)> {
+    let frames = frames_in(data).into_iter();
+    frames.map(|found| (found.version, found.offset, found.bytes)).collect()
+}
+
+#[cfg(test)]
+#[path = "atlas_tests.rs"]
+mod tests;
