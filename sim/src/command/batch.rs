@@ -136,7 +136,7 @@ fn run_all(
                     }
                     let outcome = run_checked(seed, options, twice && seed.is_multiple_of(20));
                     let mut summary = summary.lock().expect("no thread panics with it");
-                    summary.add(outcome, output);
+                    summary.add(outcome, options, output);
                 }
             });
         }
@@ -231,7 +231,7 @@ fn run_checked(seed: u64, options: &Options, twice: bool) -> Outcome {
 }
 
 impl Summary {
-    fn add(&mut self, outcome: Outcome, output: Output) {
+    fn add(&mut self, outcome: Outcome, options: &Options, output: Output) {
         self.seeds += 1;
         self.simulated_seconds += outcome.simulated_ns / 1_000_000;
         self.events += outcome.events;
@@ -245,7 +245,8 @@ impl Summary {
         let Some(failure) = outcome.failure else { return };
         self.failed += 1;
         self.by_rule.entry(failure.rule.to_owned()).or_default().push(outcome.seed);
-        let replay = format!("cargo run --profile sim -p sim -- replay {}", outcome.seed);
+        let strict = if options.strict_damage { " --strict-damage" } else { "" };
+        let replay = format!("cargo run --profile sim -p sim -- replay {}{strict}", outcome.seed);
         if output == Output::Text && self.failures.len() < FAILURES_PRINTED_MAX {
             say(&format!("FAIL seed={} {}: {}", outcome.seed, failure.rule, failure.detail));
             say(&format!("     commit={} {replay}", commit()));
