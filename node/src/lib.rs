@@ -28,7 +28,9 @@ use common::disk::{DiskCompletion, DiskRequest};
 use common::message::EpochPlan;
 use common::register::{RegisterAnswer, RegisterRequest};
 use common::wire::Envelope;
-use common::{Endpoint, Epoch, Halt, Knobs, Mark, Note, Peer, Prng, Role, Time, Timer, WallTime};
+use common::{
+    Endpoint, Epoch, Halt, Knobs, Mark, Note, Output, Peer, Prng, Role, Time, Timer, WallTime,
+};
 use logserver::LogServer;
 use proxy::Proxy;
 use resolver::role::Resolver;
@@ -127,6 +129,8 @@ pub struct Node {
     leader: Option<Leader>,
     hosted: Option<Hosted>,
     local: VecDeque<Envelope>,
+    /// Empty between steps: the space that roles write their outputs to.
+    outputs: Vec<Output>,
     /// Clients that asked who serves, and are told when that changes.
     watchers: BTreeSet<Endpoint>,
     started: Time,
@@ -142,6 +146,7 @@ impl Node {
             leader: topology.map(Leader::new),
             hosted: None,
             local: VecDeque::new(),
+            outputs: Vec::new(),
             watchers: BTreeSet::new(),
             started: Time::ZERO,
         }

@@ -73,10 +73,21 @@ impl Node {
             }
             return;
         }
-        let event = Event::Message { from, epoch, message: message.clone() };
-        if !self.with_epoch_role(s, role, event) {
+        if self.hosts(role) {
+            self.with_epoch_role(s, role, Event::Message { from, epoch, message });
+        } else {
             self.refuse(s, role, from, &message, (epoch, Code::NotHere), "no such role here");
         }
+    }
+
+    /// Whether a role of the present epoch lives here.
+    fn hosts(&self, role: Role) -> bool {
+        self.hosted.as_ref().is_some_and(|hosted| match role {
+            Role::Sequencer => hosted.sequencer.is_some(),
+            Role::Proxy(index) => hosted.proxies.contains_key(&index),
+            Role::Resolver(index) => hosted.resolvers.contains_key(&index),
+            Role::Node | Role::Leader | Role::LogServer | Role::Client => false,
+        })
     }
 
     /// Refuses a message of `epoch`, and speaks for that epoch: to a sender that has gone on it says nothing.
@@ -153,7 +164,7 @@ impl Node {
         s: &mut Surroundings<'_>,
         run: impl FnOnce(&mut LogServer, &mut Cx<'_>),
     ) {
-        let mut out = Vec::new();
+        let mut out = core::mem::take(&mut self.outputs);
         run(&mut self.log_server, &mut role_cx(s, self.peer, Role::LogServer, &mut out));
         self.carry_out(s, Role::LogServer, Epoch::ZERO, out);
     }
@@ -163,40 +174,37 @@ impl Node {
         s: &mut Surroundings<'_>,
         run: impl FnOnce(&mut Leader, &mut Cx<'_>),
     ) {
-        let mut out = Vec::new();
         let Some(leader) = &mut self.leader else { return };
+        let mut out = core::mem::take(&mut self.outputs);
         run(leader, &mut role_cx(s, self.peer, Role::Leader, &mut out));
         self.carry_out(s, Role::Leader, Epoch::ZERO, out);
     }
 
-    /// Steps a role of the present epoch; `false` when it does not live here.
-    pub(crate) fn with_epoch_role(
-        &mut self,
-        s: &mut Surroundings<'_>,
-        role: Role,
-        event: Event,
-    ) -> bool {
-        let Some(hosted) = &mut self.hosted else { return false };
-        let mut out = Vec::new();
+    /// Steps a role of the present epoch, if it lives here.
+    pub(crate) fn with_epoch_role(&mut self, s: &mut Surroundings<'_>, role: Role, event: Event) {
+        let Some(hosted) = &mut self.hosted else { return };
+        let mut out = core::mem::take(&mut self.outputs);
         let mut cx = role_cx(s, self.peer, role, &mut out);
         let epoch = hosted.plan.epoch;
         match role {
-            Role::Sequencer => match &mut hosted.sequencer {
-                Some(sequencer) => sequencer.step(&mut cx, event),
-                None => return false,
-            },
-            Role::Proxy(index) => match hosted.proxies.get_mut(&index) {
-                Some(proxy) => proxy.step(&mut cx, event),
-                None => return false,
-            },
-            Role::Resolver(index) => match hosted.resolvers.get_mut(&index) {
-                Some(resolver) => resolver.step(&mut cx, event),
-                None => return false,
-            },
-            Role::Node | Role::Leader | Role::LogServer | Role::Client => return false,
+            Role::Sequencer => {
+                if let Some(sequencer) = &mut hosted.sequencer {
+                    sequencer.step(&mut cx, event);
+                }
+            }
+            Role::Proxy(index) => {
+                if let Some(proxy) = hosted.proxies.get_mut(&index) {
+                    proxy.step(&mut cx, event);
+                }
+            }
+            Role::Resolver(index) => {
+                if let Some(resolver) = hosted.resolvers.get_mut(&index) {
+                    resolver.step(&mut cx, event);
+                }
+            }
+            Role::Node | Role::Leader | Role::LogServer | Role::Client => {}
         }
         self.carry_out(s, role, epoch, out);
-        true
     }
 
     pub(crate) fn carry_out(
@@ -204,11 +212,11 @@ impl Node {
         s: &mut Surroundings<'_>,
         role: Role,
         key_epoch: Epoch,
-        out: Vec<Output>,
+        mut out: Vec<Output>,
     ) {
         let me = self.peer.endpoint(role);
         let key = |timer: Timer| TimerKey { role, epoch: key_epoch, timer };
-        for output in out {
+        for output in out.drain(..) {
             match output {
                 Output::Send { to, epoch, message } => self.send(s, me, to, epoch, message),
                 Output::Arm { timer, at } => s.out.push(NodeOutput::Arm { key: key(timer), at }),
@@ -220,6 +228,7 @@ impl Node {
                 Output::Mark(mark) => s.out.push(NodeOutput::Mark(mark)),
             }
         }
+        self.outputs = out;
     }
 }
 
