@@ -3,7 +3,7 @@
 use crate::{Code, Endpoint, Epoch, Offset, Position, RequestId, Role, StreamId, Version};
 
 /// Something that happened in a machine. The machine's endpoint comes with it.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Note {
     /// The sequencer handed out a pair (I1).
     Assigned {

@@ -4,6 +4,7 @@
 //! replay a seed; making it changes nothing.
 
 use core::fmt;
+use core::hash::{Hash, Hasher};
 
 use crate::clock::Moment;
 use common::disk::{DiskCompletion, DiskOp, DiskOutput, DiskRequest};
@@ -52,6 +53,11 @@ impl Trace {
         fmt::write(&mut hasher, format_args!("{what:?}")).expect("hashing does not fail");
     }
 
+    /// Takes a value in.
+    pub fn value(&mut self, what: &impl Hash) {
+        what.hash(&mut ValueHasher { trace: self });
+    }
+
     /// Adds a line when the text is wanted; the line is only made then.
     pub fn line(&mut self, at: Moment, line: impl FnOnce() -> String) {
         if let Some(text) = &mut self.text {
@@ -94,6 +100,28 @@ impl fmt::Write for TextHasher<'_> {
             self.trace.word(u64::from_le_bytes(word) ^ (chunk.len() as u64) << 56);
         }
         Ok(())
+    }
+}
+
+struct ValueHasher<'a> {
+    trace: &'a mut Trace,
+}
+
+impl Hasher for ValueHasher<'_> {
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.trace.word(u64::from_le_bytes(word) ^ (chunk.len() as u64) << 56);
+        }
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.trace.word(word);
+    }
+
+    fn finish(&self) -> u64 {
+        self.trace.state[1]
     }
 }
 

@@ -120,6 +120,8 @@ pub struct World<S: Spawn> {
     happened: Vec<Happened>,
     woken: Vec<u64>,
     effects: Vec<Effect>,
+    /// Empty between sends.
+    traffic: Vec<(Moment, Traffic)>,
 }
 
 impl<S: Spawn> World<S> {
@@ -144,6 +146,7 @@ impl<S: Spawn> World<S> {
             happened: Vec::new(),
             woken: Vec::new(),
             effects: Vec::new(),
+            traffic: Vec::new(),
         }
     }
 
@@ -432,9 +435,10 @@ impl<S: Spawn> World<S> {
         let Some(life) = self.life_mut(me) else { return };
         match effect {
             Effect::Send(envelope) => {
-                let mut out = Vec::new();
+                let mut out = core::mem::take(&mut self.traffic);
                 self.network.send(self.now, envelope, &mut out);
-                self.schedule_traffic(out);
+                self.schedule_traffic_of(&mut out);
+                self.traffic = out;
             }
             Effect::Dial(node) => {
                 let at = self.now.plus_ns(4 * self.profile.network.latency_ns);
@@ -474,7 +478,7 @@ impl<S: Spawn> World<S> {
             }
             Effect::Note(endpoint, note) => {
                 self.trace.event(self.now, me.node.0, 10);
-                self.trace.debug(&note);
+                self.trace.value(&note);
                 self.trace.line(self.now, || format!("{endpoint:?} notes {note:?}"));
                 self.happened.push(Happened::Note(endpoint, note));
             }
@@ -496,8 +500,12 @@ impl<S: Spawn> World<S> {
         self.queue.push(Reverse((at, self.schedule.next(), slot)));
     }
 
-    fn schedule_traffic(&mut self, traffic: Vec<(Moment, Traffic)>) {
-        for (at, traffic) in traffic {
+    fn schedule_traffic(&mut self, mut traffic: Vec<(Moment, Traffic)>) {
+        self.schedule_traffic_of(&mut traffic);
+    }
+
+    fn schedule_traffic_of(&mut self, traffic: &mut Vec<(Moment, Traffic)>) {
+        for (at, traffic) in traffic.drain(..) {
             self.schedule_at(at, Event::Traffic(traffic));
         }
     }
