@@ -167,6 +167,12 @@ impl ConflictSet {
         self.oldest
     }
 
+    /// The last batch, or [`ConflictSet::oldest`] where that is higher: the next batch must be above it.
+    #[must_use]
+    pub const fn newest(&self) -> Version {
+        self.newest
+    }
+
     /// Points that were written in the window, and boundaries of written ranges in memory.
     #[must_use]
     pub fn len(&self) -> usize {

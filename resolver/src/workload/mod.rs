@@ -20,6 +20,7 @@
 
 mod draw;
 mod keys;
+mod settle;
 mod split;
 #[cfg(test)]
 mod tests;
@@ -31,6 +32,7 @@ use crate::conflict::Candidate;
 pub use draw::SplitMix;
 use draw::Zipf;
 use keys::{Keys, Span};
+pub use settle::settled;
 pub use split::Split;
 
 /// How many batches of what, and the figures of the skip list on them.

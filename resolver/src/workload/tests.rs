@@ -75,3 +75,23 @@ fn shares_hold_every_access_once() {
         }
     }
 }
+
+#[test]
+fn a_resolver_that_is_alone_needs_no_settling() {
+    for name in ["P2", "M1"] {
+        let workload =
+            Workload { transactions: 100, ..*Workload::named(name).expect("it is there") };
+        let mut set = ConflictSet::new(Version::ZERO);
+        let mut alone = Vec::new();
+        for batch in workload.batches().take(30) {
+            let candidates: Vec<_> =
+                batch.transactions.iter().map(Transaction::candidate).collect();
+            let decided = set.decide(batch.version, &candidates);
+            alone.extend(decided.verdicts.iter().map(|v| *v == Verdict::Committed));
+        }
+        assert!(alone.contains(&false), "{name} has no conflicts");
+        for after in [1, 3] {
+            assert_eq!(settled(&workload, &Split::of(&workload, 1), after, 30), alone);
+        }
+    }
+}

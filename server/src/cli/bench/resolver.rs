@@ -29,6 +29,9 @@ pub(crate) struct ResolverArgs {
     /// Over so many resolvers at once, a thread each; one result for each count.
     #[arg(long, value_delimiter = ',', value_name = "COUNT")]
     shards: Vec<usize>,
+    /// With `--shards`: as if a resolver heard the final verdicts so many batches later.
+    #[arg(long, value_name = "BATCHES", requires = "shards")]
+    settle: Option<std::num::NonZeroUsize>,
     /// Measures the machine instead: dependent cache misses and sorting.
     #[arg(long)]
     calibrate: bool,
@@ -55,7 +58,7 @@ pub(super) fn run(args: &ResolverArgs, output: Output) -> Result<()> {
     for _ in 0..args.repeat {
         for workload in &chosen {
             if !args.shards.is_empty() {
-                shards::run(workload, &args.shards, output)?;
+                shards::run(workload, &args.shards, args.settle, output)?;
                 continue;
             }
             let json = Run::new(workload).finish(workload);

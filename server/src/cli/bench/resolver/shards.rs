@@ -1,12 +1,14 @@
 //! A workload over several resolvers that know nothing of each other, as the proxies use them today.
 //!
 //! A transaction commits iff all its resolvers say so. One that is refused by one of them is remembered by the
-//! others as if it had committed: what that costs is told by the commit ratios side by side.
+//! others as if it had committed: what that costs is told by the commit ratios side by side. With `--settle` they are
+//! told of it some batches later, and nothing is timed.
 
+use std::num::NonZeroUsize;
 use std::time::Instant;
 
 use ::resolver::conflict::ConflictSet;
-use ::resolver::workload::{Split, Transaction, Workload};
+use ::resolver::workload::{Split, Transaction, Workload, settled};
 use anyhow::{Result, anyhow};
 use common::Version;
 use common::message::Verdict;
@@ -22,7 +24,15 @@ struct Share {
     cpu_ns: u64,
 }
 
-pub(super) fn run(workload: &'static Workload, counts: &[usize], output: Output) -> Result<()> {
+pub(super) fn run(
+    workload: &'static Workload,
+    counts: &[usize],
+    settle: Option<NonZeroUsize>,
+    output: Output,
+) -> Result<()> {
+    if let Some(after) = settle {
+        return settle_after(workload, counts, after.get(), output);
+    }
     let mut alone: Option<Vec<bool>> = None;
     for &count in counts {
         let begin = Instant::now();
@@ -65,6 +75,35 @@ pub(super) fn run(workload: &'static Workload, counts: &[usize], output: Output)
                 json["commit_ratio"],
                 json["verdicts_that_differ"],
                 json["tps"]
+            )
+        })?;
+        alone = alone.or(Some(yes));
+    }
+    Ok(())
+}
+
+fn settle_after(workload: &Workload, counts: &[usize], after: usize, output: Output) -> Result<()> {
+    let batches = workload.warm_up + workload.measured;
+    let mut alone: Option<Vec<bool>> = None;
+    for &count in counts {
+        let split = Split::of(workload, count);
+        let yes = settled(workload, &split, after, batches);
+        let measured = &yes[workload.warm_up * workload.transactions..];
+        let committed = measured.iter().filter(|yes| **yes).count();
+        let differ = alone.as_ref().map(|alone| {
+            alone.iter().zip(&yes).filter(|(alone, together)| alone != together).count()
+        });
+        let json = json!({
+            "workload": workload.name,
+            "shards": split.shares(),
+            "settled_after_batches": after,
+            "commit_ratio": round(committed as f64 / measured.len() as f64, 4),
+            "verdicts_that_differ": differ,
+        });
+        output.print(&json, || {
+            format!(
+                "{:4} {} shards, settled after {after} batches  {} commit  {} verdicts differ",
+                workload.name, json["shards"], json["commit_ratio"], json["verdicts_that_differ"]
             )
         })?;
         alone = alone.or(Some(yes));
