@@ -141,6 +141,14 @@ knobs! {
     recovery_retry_ms = 1000, 20 => 200;
     /// Waiting before a failed register operation is tried again, ms, at most.
     register_backoff_ms_max = 2000, 20 => 200;
+    /// A leader says that it lives this often, ms.
+    leader_beat_ms = 50, 10 => 100;
+    /// A candidate that hears no leader for this long, and up to half as long again, takes over, ms.
+    leader_silence_ms = 250, 200 => 2000;
+    /// A leader whose recovery takes longer than this falls silent, so that another one may try, ms.
+    recovery_patience_ms = 10_000, 2000 => 10_000;
+    /// A recovery waits this long for nodes that it could do without, ms.
+    finding_ms = 200, 20 => 1000;
 
     // Client.
     /// A request is given up, and its outcome found out, after this long, ms.
@@ -212,6 +220,12 @@ impl Knobs {
                 "ids outlive a recovery",
                 self.id_life_versions,
                 FENCE_JUMP_VERSIONS,
+            ),
+            (
+                self.leader_silence_ms >= 2 * self.leader_beat_ms,
+                "one beat may be lost",
+                self.leader_silence_ms,
+                self.leader_beat_ms,
             ),
             (
                 self.proxy_bytes_max >= self.transaction_bytes_max,

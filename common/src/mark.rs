@@ -107,6 +107,12 @@ marks! {
     RecoveryInterrupted "leader.recovery_interrupted" Common,
     /// A peer whose connection broke was still living the same life.
     PeerLivesOn "leader.peer_lives_on" Common,
+    /// A leader heard of a newer one.
+    LeaderGaveWay "leader.gave_way" Uncommon,
+    /// A recovery went on without a node that it would have liked to use.
+    RecoveredWithoutNode "leader.recovered_without_node" Uncommon,
+    /// A leader that stopped made another one lead.
+    LeaderHandedOver "leader.handed_over" Rare,
     /// A commit whose outcome was unknown turned out to have committed.
     UnknownCommitted "client.unknown_committed" Common,
     /// A commit whose outcome was unknown turned out not to have committed.

@@ -137,7 +137,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node; it leads when it is given a topology.
+    /// A node; one that is given a topology may lead.
     #[must_use]
     pub fn new(peer: Peer, topology: Option<Topology>) -> Self {
         Self {
@@ -187,6 +187,7 @@ impl Node {
     /// Ends in good order: what was accepted becomes durable and the log is marked as cleanly closed. The end
     /// shows as a halt for the reason `stopped`.
     pub fn shut_down(&mut self, s: &mut Surroundings<'_>) {
+        self.with_leader(s, |leader, cx| leader.hand_over(cx));
         self.with_log_server(s, |log_server, cx| log_server.shut_down(cx));
         self.drain_local(s);
     }

@@ -34,7 +34,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// A cluster with static roles; the sequencer's node leads.
+    /// A cluster with static roles, but for the leader's: any candidate may have that.
     #[must_use]
     pub const fn new(topology: Topology, knobs: Knobs, writers: u64, shared: SharedHandle) -> Self {
         Self { topology, knobs, writers, shared }
@@ -48,8 +48,8 @@ impl Spawn for Cluster {
         if me.node.0 >= FIRST_CLIENT {
             return Member::Client(Actor::new(me, &self.shared, self.writers, rng));
         }
-        let leads = me.node == self.topology.sequencer;
-        let node = Node::new(me, leads.then(|| self.topology.clone()));
+        let may_lead = self.topology.candidates.contains(&me.node);
+        let node = Node::new(me, may_lead.then(|| self.topology.clone()));
         Member::Node(NodeProcess { node, knobs: self.knobs.clone(), out: Vec::new() })
     }
 }

@@ -1,7 +1,7 @@
 //! Where the roles of a run live: drawn, then static for the whole run.
 //!
 //! ```text
-//!  n1  leader, sequencer, [proxy] [resolver] [log server]      a single node has everything, perhaps twice
+//!  n1  [leader with sequencer] [proxy] [resolver] [log server]      a single node has everything, perhaps twice
 //!  n2  [proxy] [resolver] [log server]
 //!  n3  ...                                                     replication <= log servers
 //! ```
@@ -25,8 +25,10 @@ const SPLITS: &[&[u8]] = &[
 /// Who plays which role.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Layout {
-    /// Nodes, numbered from 1; the first one leads.
+    /// Nodes, numbered from 1.
     pub nodes: u64,
+    /// The first so many of them may lead.
+    pub candidates: u64,
     /// Nodes of the proxies.
     pub proxies: Vec<u64>,
     /// Nodes of the resolvers, and where their shares begin.
@@ -43,6 +45,7 @@ impl Layout {
     pub fn single() -> Self {
         Self {
             nodes: 1,
+            candidates: 1,
             proxies: vec![1],
             resolvers: vec![(1, Vec::new())],
             log_servers: vec![1],
@@ -78,9 +81,12 @@ impl Layout {
         while splits.len() >= resolvers.len() {
             splits.remove(prng.below(splits.len() as u64) as usize);
         }
+        let candidates =
+            if prng.chance(1, 4) { 1 } else { prng.between(2, nodes.max(2)).min(nodes) };
         let begins = [Vec::new()].into_iter().chain(splits.into_iter().map(<[u8]>::to_vec));
         Self {
             nodes,
+            candidates,
             proxies,
             resolvers: resolvers.into_iter().zip(begins).collect(),
             log_servers,
@@ -93,7 +99,7 @@ impl Layout {
     pub fn topology(&self) -> Topology {
         let ids = |nodes: &[u64]| nodes.iter().copied().map(NodeId).collect();
         Topology {
-            sequencer: NodeId(1),
+            candidates: (1..=self.candidates).map(NodeId).collect(),
             proxies: ids(&self.proxies),
             resolvers: self
                 .resolvers

@@ -6,6 +6,7 @@
 //! proxy   --Resolve--> resolver               --Resolved--> proxy
 //! proxy   --Push, Announce, Confirm--> log    --Durable, Confirmed--> proxy
 //! client  --Pull, Trim, Describe, FindId--> log --Pulled, Trimmed, Described, IdFound--> client
+//! leader  --Beat, HandOver--> candidate
 //! leader  --Lock--> log, --Recruit, Serve--> node --Locked, Recruited--> leader
 //! client  --FindCluster, Status--> node       --ClusterView, StatusReply--> client
 //! any     --Refused--> any
@@ -30,7 +31,8 @@ pub use pipeline::{
     ResolveTransaction, Resolved, Verdict, VersionReply, VersionRequest,
 };
 pub use recovery::{
-    EpochPlan, Hello, Lock, Locked, Recruit, Recruited, ResolverShare, Serve, Serving,
+    Beat, EpochPlan, HandOver, Hello, Lock, Locked, Recruit, Recruited, ResolverShare, Serve,
+    Serving,
 };
 
 use bytes::Bytes;
@@ -148,6 +150,8 @@ messages! {
     53 Recruited Control,
     54 Serve Control,
     55 Serving Control,
+    56 Beat Control,
+    57 HandOver Control,
     60 FindCluster Control,
     61 ClusterView Control,
     62 Status Control,

@@ -6,6 +6,14 @@ use rkyv::{Archive, Deserialize, Serialize};
 use super::Body;
 use crate::{Endpoint, Epoch, Peer, Role, Version};
 
+/// Leader to candidate: this epoch's leader lives. Who hears it leaves the register alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
+pub struct Beat {}
+
+/// Leader to candidate: lead now, I am about to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
+pub struct HandOver {}
+
 /// Leader to log server: refuse every older epoch, for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct Lock {}
@@ -115,6 +123,8 @@ pub struct Hello {
     pub is_client: bool,
 }
 
+impl Body for Beat {}
+impl Body for HandOver {}
 impl Body for Lock {}
 impl Body for Locked {}
 impl Body for Recruit {}

@@ -1,7 +1,9 @@
 //! Finding and Locking: who lives, and how far the old log reaches.
 
-use common::message::{FindCluster, Lock, Locked};
-use common::{Cx, Endpoint, FENCE_JUMP_VERSIONS, Gather, Gathered, NodeId, Plant, Role};
+use core::time::Duration;
+
+use common::message::{ClusterView, FindCluster, Lock, Locked};
+use common::{Cx, Endpoint, FENCE_JUMP_VERSIONS, Gather, Gathered, Mark, NodeId, Plant, Role};
 
 use super::{Leader, Phase, recovery_version};
 use common::Version;
@@ -30,16 +32,38 @@ impl Leader {
         }
     }
 
-    pub(super) fn handle_sign_of_life(&mut self, cx: &mut Cx<'_>, from: Endpoint) {
-        self.note_alive(cx, from);
+    pub(super) fn handle_sign_of_life(
+        &mut self,
+        cx: &mut Cx<'_>,
+        from: Endpoint,
+        view: &ClusterView,
+    ) {
+        self.note_alive(cx, from, view.epoch);
         let Phase::Finding { lives } = &mut self.phase else { return };
         if lives.answer(from.node, from) == Gathered::Enough {
-            self.lives = lives.answered().map(|(node, life)| (node, life.peer())).collect();
+            self.lock_logs(cx);
+        }
+    }
+
+    /// After a while a recovery goes on without those that only lead, resolve or commit: others can do that.
+    /// The log servers, of the old generation and the new one, are waited for.
+    pub(super) fn find_no_longer(&mut self, cx: &mut Cx<'_>) {
+        let Phase::Finding { lives } = &self.phase else { return };
+        let old = self.old_log_servers();
+        let is_needed = |node| self.topology.log_servers.contains(&node) || old.contains(&node);
+        let is_late = cx.now.since(self.since) >= Duration::from_millis(cx.knobs.finding_ms);
+        if is_late && lives.answered_count() > 0 && !lives.silent().any(is_needed) {
+            cx.mark(Mark::RecoveredWithoutNode);
             self.lock_logs(cx);
         }
     }
 
     fn lock_logs(&mut self, cx: &mut Cx<'_>) {
+        let Phase::Finding { lives } = &self.phase else {
+            panic!("logs are locked once nodes were found, not in {}", self.phase.name())
+        };
+        self.lives = lives.answered().map(|(node, life)| (node, life.peer())).collect();
+        assert!(!self.lives.is_empty(), "somebody was found");
         let servers = self.old_log_servers();
         if servers.is_empty() {
             // The very first epoch: there is nothing to survive.

@@ -1,6 +1,8 @@
 //! The leader: takes the register to a new epoch, locks the old log, fixes RV, recruits, proves, publishes.
 //!
 //! ```text
+//!  Following: hears a leader, or waits for one; see `follow`
+//!     |  silence
 //!  Reading -> Claiming -> Finding -> Locking -> Recruiting -> Proving -> Publishing -> Announcing -> Serving
 //!  register   CAS e+1     nodes'     log         roles of     recovery   CAS: commit   Serve to      watch
 //!                         lives      servers     the plan     transaction point (I10)  nodes
@@ -10,12 +12,13 @@
 //!
 //! | message in | from | message out | to |
 //! |---|---|---|---|
+//! | Beat, HandOver | leader | Beat, HandOver | the other candidates |
 //! | ClusterView | node | FindCluster | every configured node: it answers from its present life |
 //! | Locked | log server | Lock | the log servers of the last generation (I8) |
 //! | Recruited | node | Recruit | the nodes of the plan |
 //! | CommitReply | proxy | CommitRequest | the first proxy, through the normal path |
-//! | Serving | node | Serve | every node, only after the register holds the generation (I10) |
-//! | Refused | any | | a newer epoch exists: start over |
+//! | Serving | node | Serve | every live node, only after the register holds the generation (I10) |
+//! | Refused | any | | a newer epoch exists: follow its leader, or start over where nobody else can lead |
 //!
 //! # Invariants
 //! - I9: RV is the minimum durable version over the locked log servers. With static placement all of them
@@ -24,6 +27,7 @@
 //! - I5: RTV - RV = FENCE_JUMP.
 //! - I10: `Serve` is sent only after the compare-and-set of Publishing is known to have succeeded.
 
+mod follow;
 mod lock;
 mod prove;
 mod recruit;
@@ -42,8 +46,8 @@ use common::{
 /// What the leader must know before it starts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Topology {
-    /// Where the sequencer lives.
-    pub sequencer: NodeId,
+    /// Who may lead. The sequencer lives with the leader.
+    pub candidates: Vec<NodeId>,
     /// Where the proxies live; one proxy for each entry.
     pub proxies: Vec<NodeId>,
     /// Where the resolvers live and where their shares begin; the first begins with the empty key.
@@ -59,7 +63,7 @@ impl Topology {
     #[must_use]
     pub fn single(node: NodeId) -> Self {
         Self {
-            sequencer: node,
+            candidates: vec![node],
             proxies: vec![node],
             resolvers: vec![(node, Vec::new())],
             log_servers: vec![node],
@@ -72,7 +76,8 @@ impl Topology {
     pub fn nodes(&self) -> Vec<NodeId> {
         let resolvers = self.resolvers.iter().map(|(node, _)| *node);
         let all = self.proxies.iter().chain(&self.log_servers).copied();
-        let mut nodes: Vec<NodeId> = all.chain(resolvers).chain([self.sequencer]).collect();
+        let mut nodes: Vec<NodeId> =
+            all.chain(resolvers).chain(self.candidates.iter().copied()).collect();
         nodes.sort_unstable();
         nodes.dedup();
         nodes
@@ -84,6 +89,8 @@ impl Topology {
 enum Phase {
     /// Not started.
     Idle,
+    /// Somebody else leads, or nobody does yet.
+    Following,
     /// Waiting for the register's value. With `then`, to learn what became of an indeterminate write.
     Reading { checking: Option<Checking> },
     /// Waiting for the compare-and-set that takes the register to the new epoch.
@@ -115,6 +122,7 @@ impl Phase {
     const fn name(&self) -> &'static str {
         match self {
             Self::Idle => "idle",
+            Self::Following => "following",
             Self::Reading { .. } => "reading_register",
             Self::Claiming { .. } => "claiming_epoch",
             Self::Finding { .. } => "finding_nodes",
@@ -130,6 +138,8 @@ impl Phase {
 
 /// Tries the phase again, or looks after the peers.
 const RETRY: Timer = Timer(0);
+/// Says to the other candidates that this leader lives.
+const BEAT: Timer = Timer(1);
 /// The register's time is doubled this often at most.
 const REGISTER_PATIENCE_MAX: u32 = 6;
 
@@ -139,8 +149,16 @@ pub struct Leader {
     topology: Topology,
     phase: Phase,
     since: Time,
+    /// When the present recovery began.
+    recovering_since: Time,
     /// The epoch that this leader has claimed; ZERO before the first claim.
     epoch: Epoch,
+    /// Whether the newest epoch that this node knows of is its own.
+    is_leading: bool,
+    /// The newest epoch that somebody else is known to have claimed.
+    heard: Epoch,
+    /// Whose beat came last.
+    heard_from: Option<Peer>,
     /// The register as last read or written.
     state: RegisterState,
     revision: Revision,
@@ -188,7 +206,11 @@ impl Leader {
             topology,
             phase: Phase::Idle,
             since: Time::ZERO,
+            recovering_since: Time::ZERO,
             epoch: Epoch::ZERO,
+            is_leading: false,
+            heard: Epoch::ZERO,
+            heard_from: None,
             state: RegisterState::empty(),
             revision: Revision(0),
             register_question: 0,
@@ -214,6 +236,7 @@ impl Leader {
         match event {
             Event::Register(answer) => self.handle_register(cx, answer),
             Event::Timer(RETRY) => self.handle_retry(cx),
+            Event::Timer(BEAT) => self.handle_beat_timer(cx),
             Event::Message { from, epoch, message } => {
                 self.handle_message(cx, from, epoch, message)
             }
@@ -227,7 +250,9 @@ impl Leader {
 
     fn handle_message(&mut self, cx: &mut Cx<'_>, from: Endpoint, epoch: Epoch, message: Message) {
         match message {
-            Message::ClusterView(_) => self.handle_sign_of_life(cx, from),
+            Message::ClusterView(view) => self.handle_sign_of_life(cx, from, &view),
+            Message::Beat(_) => self.handle_beat(cx, from, epoch),
+            Message::HandOver(_) => self.handle_hand_over(cx, epoch),
             // Answers to an older epoch's questions say nothing about this one; nor do its refusals, which
             // would make each recovery the cause of the next.
             _ if epoch != self.epoch => {}
@@ -244,19 +269,23 @@ impl Leader {
     fn handle_refused(&mut self, cx: &mut Cx<'_>, from: Endpoint, code: Code) {
         let is_fenced = matches!(code, Code::WrongEpoch | Code::Locked);
         if is_fenced && self.is_recovering_with(from.node) {
-            self.recover(cx, "fenced");
+            self.give_way(cx, "fenced");
         }
     }
 
     fn is_recovering_with(&self, node: NodeId) -> bool {
-        let past_claim =
-            !matches!(self.phase, Phase::Idle | Phase::Reading { .. } | Phase::Claiming { .. });
+        let past_claim = !matches!(
+            self.phase,
+            Phase::Idle | Phase::Following | Phase::Reading { .. } | Phase::Claiming { .. }
+        );
         past_claim && self.lives.contains_key(&node)
     }
 
     /// Starts over, because of `cause`.
     fn recover(&mut self, cx: &mut Cx<'_>, cause: &'static str) {
-        if !matches!(self.phase, Phase::Idle | Phase::Serving) {
+        if matches!(self.phase, Phase::Idle | Phase::Following | Phase::Serving) {
+            self.recovering_since = cx.now;
+        } else {
             cx.mark(Mark::RecoveryInterrupted);
         }
         self.last_cause = cause;
@@ -282,6 +311,7 @@ impl Leader {
                 self.register_patience += 1;
                 core::time::Duration::from_millis(doubled)
             }
+            Phase::Following => self.patience(cx),
             Phase::Serving if self.doubted.is_empty() => {
                 core::time::Duration::from_millis(longest_ms)
             }
@@ -294,6 +324,7 @@ impl Leader {
     fn handle_retry(&mut self, cx: &mut Cx<'_>) {
         match &self.phase {
             Phase::Idle => {}
+            Phase::Following => return self.recover(cx, "leader_silent"),
             // An answer of the register is lost with its connection: ask what it holds.
             Phase::Reading { checking } => {
                 let checking = checking.clone();
@@ -307,7 +338,10 @@ impl Leader {
                 let checking = Checking::Publish(wanted.clone());
                 self.read_register(cx, Some(checking));
             }
-            Phase::Finding { .. } => self.ask_for_signs_of_life(cx),
+            Phase::Finding { .. } => {
+                self.ask_for_signs_of_life(cx);
+                self.find_no_longer(cx);
+            }
             Phase::Locking { .. } => self.ask_for_locks(cx),
             Phase::Recruiting { .. } => self.ask_for_roles(cx),
             Phase::Proving => self.ask_for_proof(cx),
@@ -327,6 +361,10 @@ impl Leader {
     pub fn status(&self) -> LeaderStatus {
         let waiting_for = match &self.phase {
             Phase::Idle | Phase::Serving => String::new(),
+            Phase::Following => match self.heard_from {
+                Some(leader) => format!("the leader of {}, {leader:?}", self.heard),
+                None => "a leader".to_owned(),
+            },
             Phase::Reading { .. } | Phase::Claiming { .. } | Phase::Publishing { .. } => {
                 "the register".to_owned()
             }
@@ -350,6 +388,12 @@ impl Leader {
 
     /// The order that every state keeps.
     pub fn check(&self) {
+        assert!(
+            !self.is_leading || self.epoch >= self.heard,
+            "{} is led here and {} elsewhere",
+            self.epoch,
+            self.heard
+        );
         assert!(
             self.epoch <= self.state.epoch || matches!(self.phase, Phase::Reading { .. }),
             "{} was claimed but the register stands at {}",

@@ -1,7 +1,7 @@
 //! Recruiting: the plan of the new epoch, and its roles.
 
 use common::message::{EpochPlan, Recruit, ResolverShare};
-use common::{Cx, Endpoint, FENCE_JUMP_VERSIONS, Gather, Gathered, Note, Role, Version};
+use common::{Cx, Endpoint, FENCE_JUMP_VERSIONS, Gather, Gathered, NodeId, Note, Role, Version};
 
 use super::{Leader, Phase};
 
@@ -29,6 +29,12 @@ impl Leader {
     fn plan_epoch(&self, leader: Endpoint, recovery_version: Version) -> EpochPlan {
         let topology = &self.topology;
         let index = |place: usize| u8::try_from(place).expect("at most 256 of a role");
+        // Whoever is not there is stood in for by somebody who is.
+        let stand_in = |place: usize| self.lives.keys().copied().nth(place % self.lives.len());
+        let alive = |place: usize, node: NodeId| {
+            let is_there = self.lives.contains_key(&node);
+            if is_there { node } else { stand_in(place).expect("somebody lives") }
+        };
         let proxies = topology.proxies.iter().enumerate();
         let resolvers = topology.resolvers.iter().enumerate();
         EpochPlan {
@@ -36,11 +42,13 @@ impl Leader {
             recovery_version,
             first_version: recovery_version.plus(FENCE_JUMP_VERSIONS),
             leader,
-            sequencer: self.life(topology.sequencer, Role::Sequencer),
-            proxies: proxies.map(|(i, node)| self.life(*node, Role::Proxy(index(i)))).collect(),
+            sequencer: leader.with_role(Role::Sequencer),
+            proxies: proxies
+                .map(|(i, node)| self.life(alive(i, *node), Role::Proxy(index(i))))
+                .collect(),
             resolvers: resolvers
                 .map(|(i, (node, begin))| ResolverShare {
-                    resolver: self.life(*node, Role::Resolver(index(i))),
+                    resolver: self.life(alive(i, *node), Role::Resolver(index(i))),
                     begin: begin.clone(),
                 })
                 .collect(),
@@ -69,7 +77,8 @@ impl Leader {
     }
 }
 
-fn all_roles(plan: &EpochPlan) -> Vec<Endpoint> {
+/// Everybody who plays a role, one for each role.
+pub(super) fn all_roles(plan: &EpochPlan) -> Vec<Endpoint> {
     let resolvers = plan.resolvers.iter().map(|share| share.resolver);
     let rest = plan.proxies.iter().chain(&plan.log_servers).copied();
     [plan.sequencer].into_iter().chain(resolvers).chain(rest).collect()

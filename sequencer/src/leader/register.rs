@@ -34,7 +34,7 @@ impl Leader {
             RegisterOutcome::Written(revision) => self.handle_register_written(cx, revision),
             RegisterOutcome::Lost => {
                 cx.mark(Mark::RegisterLost);
-                self.recover(cx, "register_lost");
+                self.give_way(cx, "register_lost");
             }
             RegisterOutcome::Indeterminate(_) => {
                 cx.mark(Mark::RegisterIndeterminate);
@@ -80,6 +80,12 @@ impl Leader {
         match checking {
             Some(Checking::Claim(wanted)) if self.state == wanted => self.claimed(cx),
             Some(Checking::Publish(wanted)) if self.state == wanted => self.published(cx),
+            // Somebody has taken it since: its turn. With a new epoch of this leader's own that it never heard
+            // of, a claim of an earlier life, it is the same.
+            _ if self.has_rivals() && self.state.epoch > self.known_epoch() => {
+                self.heard = self.state.epoch;
+                self.follow(cx, "newer_leader");
+            }
             // Not written, though it may still be on its way: the next write expects this revision, so that
             // at most one of the two succeeds.
             _ => self.claim(cx),
@@ -119,6 +125,10 @@ impl Leader {
         assert!(self.state.epoch > self.epoch, "{} is not above {}", self.state.epoch, self.epoch);
         assert_eq!(self.state.leader, cx.me.node, "the claim is this leader's own");
         self.epoch = self.state.epoch;
+        if !self.is_leading && self.has_rivals() {
+            self.is_leading = true;
+            self.handle_beat_timer(cx);
+        }
         self.find_nodes(cx);
     }
 

@@ -36,6 +36,8 @@ struct World {
     halts: Vec<&'static str>,
     serves_before_publish: usize,
     fates: Vec<(&'static str, Fate)>,
+    /// What was sent to other nodes, which never answer.
+    elsewhere: Vec<(NodeId, &'static str)>,
 }
 
 impl World {
@@ -51,6 +53,7 @@ impl World {
             halts: vec![],
             serves_before_publish: 0,
             fates: fates.to_vec(),
+            elsewhere: vec![],
         }
     }
 
@@ -111,6 +114,10 @@ impl World {
             }
             Output::Halt(halt) => {
                 self.halts.push(halt.reason);
+                None
+            }
+            Output::Send { to, message, .. } if to.node != NODE => {
+                self.elsewhere.push((to.node, message.name()));
                 None
             }
             // A node drops what is meant for another life of it.
@@ -392,4 +399,123 @@ fn a_log_that_was_emptied_is_not_taken_for_a_short_one() {
     world.run(None);
     assert_eq!(world.halts, ["log_lost"], "I9: everything acknowledged would be dropped");
     assert_eq!(world.leader.status().phase, "locking_logs");
+}
+
+const RIVAL: NodeId = NodeId(9);
+
+fn with_rival() -> World {
+    let mut world = World::new(&[]);
+    let topology = Topology { candidates: vec![NODE, RIVAL], ..Topology::single(NODE) };
+    world.leader = Leader::new(topology);
+    world
+}
+
+fn beat(epoch: u64) -> Event {
+    let from = Peer { node: RIVAL, incarnation: Incarnation(1) }.endpoint(Role::Leader);
+    Event::Message { from, epoch: Epoch(epoch), message: common::message::Beat {}.into() }
+}
+
+/// The rival takes the register to `epoch`.
+fn rival_claims(world: &mut World, epoch: u64) {
+    let state = RegisterState::decode(&world.register.1).unwrap();
+    let state = RegisterState { epoch: Epoch(epoch), leader: RIVAL, stamp: 77, ..state };
+    world.register = (Revision(world.register.0.0 + 1), state.encode());
+}
+
+/// Lets the watch of `finding_ms` for the rival, who is not there, run out.
+fn serve_alone(world: &mut World) {
+    world.now = world.now.plus(core::time::Duration::from_secs(5));
+    world.run_until_serving();
+}
+
+#[test]
+fn a_recovery_goes_on_without_a_node_that_only_leads_and_tells_it_later() {
+    let mut world = with_rival();
+    world.run(None);
+    assert_eq!(world.leader.status().phase, "finding_nodes");
+    assert_eq!(world.leader.status().waiting_for, "nodes n9");
+    serve_alone(&mut world);
+    assert!(!world.leader.lives.contains_key(&RIVAL));
+    world.elsewhere.clear();
+    let from = Peer { node: RIVAL, incarnation: Incarnation(3) }.endpoint(Role::Node);
+    let view = Message::FindCluster(common::message::FindCluster { request: RequestId(0) });
+    let view = world.reply(&view).unwrap();
+    world.run(Some(Event::Message { from, epoch: Epoch(1), message: view }));
+    assert_eq!(world.elsewhere, [(RIVAL, "Serve")]);
+    assert_eq!(world.leader.epoch, Epoch(1));
+}
+
+#[test]
+fn who_hears_a_leader_leaves_the_register_alone() {
+    let mut world = with_rival();
+    rival_claims(&mut world, 5);
+    world.run(None);
+    assert_eq!(
+        world.leader.status().phase,
+        "following",
+        "the register shows an epoch that is news"
+    );
+    let before = world.register.clone();
+    for _ in 0..100 {
+        world.run(Some(beat(5)));
+    }
+    assert_eq!((world.leader.status().phase, &world.register), ("following", &before));
+    // Silence: the timer fires without a beat.
+    world.run(Some(Event::Timer(RETRY)));
+    assert_eq!(world.leader.epoch, Epoch(6));
+    assert_eq!(world.leader.status().cause, "leader_silent");
+}
+
+#[test]
+fn a_leader_gives_way_to_a_newer_one_and_falls_silent() {
+    let mut world = with_rival();
+    world.run(None);
+    serve_alone(&mut world);
+    world.run(Some(Event::Timer(BEAT)));
+    assert!(world.elsewhere.contains(&(RIVAL, "Beat")));
+    world.run(Some(beat(1)));
+    assert_eq!(world.leader.status().phase, "serving", "nobody else can have claimed epoch 1");
+    world.run(Some(beat(2)));
+    assert_eq!(world.leader.status().phase, "following");
+    world.elsewhere.clear();
+    world.run(Some(Event::Timer(BEAT)));
+    assert_eq!(world.elsewhere, []);
+}
+
+#[test]
+fn a_claim_that_is_lost_is_not_repeated_at_once() {
+    let mut world = with_rival();
+    world.fates = vec![("cas", Fate::Lose)];
+    world.run(None);
+    rival_claims(&mut world, 9);
+    world.run(Some(Event::Timer(RETRY)));
+    let status = world.leader.status();
+    assert_eq!((status.phase, status.cause), ("following", "newer_leader"));
+}
+
+#[test]
+fn a_recovery_that_does_not_end_stops_the_beats() {
+    let mut world = with_rival();
+    world.run(None);
+    world.elsewhere.clear();
+    world.run(Some(Event::Timer(BEAT)));
+    assert_eq!(world.elsewhere, [(RIVAL, "Beat")]);
+    let patience = core::time::Duration::from_millis(Knobs::small().recovery_patience_ms);
+    world.now = world.now.plus(patience + core::time::Duration::from_millis(1));
+    world.elsewhere.clear();
+    world.run(Some(Event::Timer(BEAT)));
+    assert_eq!(world.elsewhere, []);
+}
+
+#[test]
+fn a_leader_that_stops_hands_over_and_the_heir_claims_at_once() {
+    let mut world = with_rival();
+    rival_claims(&mut world, 5);
+    world.run(None);
+    world.run(Some(beat(5)));
+    let from = Peer { node: RIVAL, incarnation: Incarnation(1) }.endpoint(Role::Leader);
+    let message = common::message::HandOver {}.into();
+    world.run(Some(Event::Message { from, epoch: Epoch(5), message }));
+    assert_eq!(world.leader.epoch, Epoch(6));
+    assert_eq!(world.leader.status().cause, "handed_over");
 }

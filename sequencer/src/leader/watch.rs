@@ -10,10 +10,13 @@
 //! no reason to end an epoch, or to interrupt a recovery: where connections break faster than a recovery
 //! takes, none would ever end. It is a reason to ask at once, and soon again.
 
-use common::message::FindCluster;
-use common::{Cx, Endpoint, Mark, Peer, Plant, Role};
+use std::collections::BTreeSet;
+
+use common::message::{EpochPlan, FindCluster, Serve};
+use common::{Cx, Endpoint, Epoch, Mark, NodeId, Peer, Plant, Role};
 
 use super::lock::whoever;
+use super::recruit::all_roles;
 use super::{Leader, Phase};
 
 /// Ticks of the retry interval without an answer after which a peer counts as gone.
@@ -23,6 +26,11 @@ impl Leader {
     /// Asks every node for a sign of life, and gives up those that have been silent too long.
     pub(super) fn watch(&mut self, cx: &mut Cx<'_>) {
         let only_doubted = !self.doubted.is_empty();
+        self.lives.retain(|node, _| {
+            // Without a role it can be gone for as long as it likes.
+            self.silent_ticks.get(node).is_none_or(|ticks| *ticks <= SILENT_TICKS_MAX)
+                || self.plan.as_ref().is_none_or(|plan| plays_role(plan, *node))
+        });
         for node in self.lives.keys() {
             // While somebody is in doubt ticks are short: too short for the others.
             let counts = !only_doubted || self.doubted.contains(node);
@@ -32,7 +40,10 @@ impl Leader {
         if cx.planted(Plant::DeadRoleIgnored) {
             return;
         }
-        if self.silent_ticks.values().any(|ticks| *ticks > SILENT_TICKS_MAX) {
+        let is_over =
+            |node: &NodeId| self.plan.as_ref().is_some_and(|plan| plays_role(plan, *node));
+        let mut silent = self.silent_ticks.iter().filter(|(_, ticks)| **ticks > SILENT_TICKS_MAX);
+        if silent.any(|(node, _)| is_over(node)) {
             self.recover(cx, "node_silent");
         }
     }
@@ -40,22 +51,36 @@ impl Leader {
     /// Asks every node for a sign of life. A node that ended between its answer to Finding and the end of
     /// that phase hears nothing that is meant for the life that is gone: only its new life's answer tells.
     pub(super) fn ask_after_lives(&self, cx: &mut Cx<'_>) {
-        for node in self.lives.keys() {
+        let mut nodes: BTreeSet<NodeId> = self.lives.keys().copied().collect();
+        if matches!(self.phase, Phase::Serving) {
+            nodes.extend(self.topology.nodes());
+        }
+        for node in nodes {
             let find = FindCluster { request: self.request };
-            cx.send(whoever(*node, Role::Node), self.epoch, find);
+            cx.send(whoever(node, Role::Node), self.epoch, find);
         }
     }
 
-    /// An answer to a watch question, or to a question of Finding.
-    pub(super) fn note_alive(&mut self, cx: &mut Cx<'_>, from: Endpoint) {
+    /// An answer to a watch question, or to a question of Finding, by a node that names `epoch` to clients.
+    pub(super) fn note_alive(&mut self, cx: &mut Cx<'_>, from: Endpoint, epoch: Epoch) {
         self.silent_ticks.insert(from.node, 0);
         let known = self.lives.get(&from.node).copied();
         if self.doubted.remove(&from.node) && known == Some(from.peer()) {
             cx.mark(Mark::PeerLivesOn);
         }
         let is_ignored = cx.planted(Plant::DeadRoleIgnored);
-        if self.is_past_finding() && known.is_some_and(|peer| peer != from.peer()) && !is_ignored {
-            self.recover(cx, "node_restarted");
+        let is_new = known.is_some_and(|peer| peer != from.peer());
+        let plays = self.plan.as_ref().is_none_or(|plan| plays_role(plan, from.node));
+        if self.is_past_finding() && is_new && plays && !is_ignored {
+            return self.recover(cx, "node_restarted");
+        }
+        // One that came late, or anew and had no role, serves by naming those that have one.
+        if let (Phase::Serving, Some(plan)) = (&self.phase, &self.plan)
+            && epoch < self.epoch
+            && !is_ignored
+        {
+            self.lives.insert(from.node, from.peer());
+            cx.send(from, self.epoch, Serve { plan: plan.clone() });
         }
     }
 
@@ -75,7 +100,15 @@ impl Leader {
     pub(super) const fn is_past_finding(&self) -> bool {
         !matches!(
             self.phase,
-            Phase::Idle | Phase::Reading { .. } | Phase::Claiming { .. } | Phase::Finding { .. }
+            Phase::Idle
+                | Phase::Following
+                | Phase::Reading { .. }
+                | Phase::Claiming { .. }
+                | Phase::Finding { .. }
         )
     }
+}
+
+fn plays_role(plan: &EpochPlan, node: NodeId) -> bool {
+    plan.leader.node == node || all_roles(plan).iter().any(|role| role.node == node)
 }
