@@ -8,7 +8,7 @@
 //!        crash:  one of them, or a mix of sectors of the last two
 //! ```
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::Bytes;
 use common::Prng;
@@ -36,6 +36,8 @@ pub struct MemoryDisk {
     capacity_bytes: u64,
     /// The write of that many requests from now fails.
     fail_write_in: Option<u64>,
+    /// Pages that can't be read.
+    unreadable: BTreeSet<(File, u64)>,
 }
 
 impl MemoryDisk {
@@ -49,6 +51,7 @@ impl MemoryDisk {
             reads: Vec::new(),
             capacity_bytes,
             fail_write_in: None,
+            unreadable: BTreeSet::new(),
         }
     }
 
@@ -134,6 +137,10 @@ impl MemoryDisk {
             DiskOp::Read { file, offset, bytes } => {
                 assert!(offset.is_multiple_of(PAGE_BYTES) && bytes.is_multiple_of(PAGE_BYTES));
                 let state = self.files.get(&file).ok_or(DiskError::NotFound(file))?;
+                let pages = (file, offset / PAGE_BYTES)..(file, (offset + bytes) / PAGE_BYTES);
+                if let Some((_, page)) = self.unreadable.range(pages).next() {
+                    return Err(DiskError::Io { detail: format!("read: planted at page {page}") });
+                }
                 Ok(DiskOutput::Data(state.read(offset, bytes)))
             }
             DiskOp::Write { file, offset, data, durable } => {
@@ -230,6 +237,11 @@ impl MemoryDisk {
         let state = self.files.get_mut(&file).expect("the file exists");
         assert!(state.written.is_empty(), "{file:?} is not synced");
         state.durable[at as usize] ^= 0x5a;
+    }
+
+    /// A latent error: a page of the file can't be read.
+    pub fn spoil(&mut self, file: File, page: u64) {
+        self.unreadable.insert((file, page));
     }
 
     /// Somebody removed the file.

@@ -305,14 +305,20 @@ impl Log {
     fn durable_at_least(&mut self, id: SegmentId) -> Sequence {
         let clean = self.meta.clean_shutdown();
         let opening = self.opening();
-        let next = opening.found.get(&id.plus(1)).and_then(|found| found.header);
-        match next {
-            Some(next) => next.first_sequence.minus_saturating(1),
-            // The mark of a clean shutdown speaks of the log's last frame; later files may be unused ones.
-            None if opening.found.range(id.plus(1)..).all(|(_, found)| found.header.is_none()) => {
-                clean.unwrap_or_default()
+        let own = opening.found.get(&id).and_then(|found| found.header);
+        let mut later = opening.found.range(id.plus(1)..);
+        let later = later.find_map(|(later, found)| Some((*later, found.header?)));
+        match (own, later) {
+            (_, Some((later, header))) if later == id.plus(1) => {
+                header.first_sequence.minus_saturating(1)
             }
-            None => Sequence::ZERO,
+            // Segments between were recycled. This one had a frame, or the later one would begin where it does.
+            (Some(own), Some((_, header))) if header.first_sequence > own.first_sequence => {
+                own.first_sequence
+            }
+            (_, Some(_)) => Sequence::ZERO,
+            // The mark of a clean shutdown speaks of the log's last frame; later files may be unused ones.
+            (_, None) => clean.unwrap_or_default(),
         }
     }
 
@@ -345,6 +351,14 @@ impl Log {
         bytes: u64,
         result: Result<Bytes, DiskError>,
     ) -> Judged<()> {
+        // One bad sector must hide no more than its page: what lies behind it may prove that it was durable.
+        if result.is_err() && bytes > PAGE_BYTES {
+            for at in (offset..offset + bytes).step_by(PAGE_BYTES as usize) {
+                let op = OpenOp::ReadChunk { id, offset: at, bytes: PAGE_BYTES };
+                self.read_page(cx, op, id, at, PAGE_BYTES);
+            }
+            return Ok(());
+        }
         let data = result.ok().filter(|data| data.len() as u64 == bytes);
         let scan = self.opening().scan.as_mut().expect("a segment is being scanned");
         scan.early.insert(offset, (bytes, data));

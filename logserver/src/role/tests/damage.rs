@@ -37,16 +37,20 @@ fn rot_in_a_durable_frame_is_reported_with_its_streams_and_versions() {
 }
 
 #[test]
-fn every_flipped_page_of_a_log_is_found_or_costs_nothing() {
+fn every_damaged_page_of_a_log_is_found_or_costs_nothing() {
     let clean = filled(2, 30);
     let segments = clean.segments();
     assert!(segments.len() >= 3);
     let mut refused = 0;
     for file in segments {
         let bytes = clean.disk.files().find(|(found, _)| *found == file).unwrap().1;
-        for page in 0..bytes / 4096 {
+        for (page, is_flip) in (0..bytes / 4096).flat_map(|page| [(page, true), (page, false)]) {
             let mut rig = Rig::with(page, clean.knobs.clone(), clean.disk.clone());
-            rig.disk.flip(file, page * 4096 + 17 * page % 4096);
+            if is_flip {
+                rig.disk.flip(file, page * 4096 + 17 * page % 4096);
+            } else {
+                rig.disk.spoil(file, page);
+            }
             rig.restart();
             rig.settle();
             if rig.halts.is_empty() {
