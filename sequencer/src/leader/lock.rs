@@ -104,6 +104,14 @@ impl Leader {
         }
         if locks.answer(from.node, locked) == Gathered::Enough {
             let mut version = recovery_version(locks.answered().map(|(_, locked)| locked));
+            let committed = locks.answered().map(|(_, locked)| locked.known_committed).max();
+            if committed.is_some_and(|committed| committed > version) {
+                let detail = format!(
+                    "{committed:?} was committed, durable on all, and a log ends at {version}: {:?}",
+                    locks.answered().collect::<Vec<_>>()
+                );
+                return cx.halt("log_lost", detail);
+            }
             if cx.planted(Plant::LeastKnown) {
                 let known = locks.answered().map(|(_, locked)| locked.known_committed);
                 version = known.min().unwrap_or(version);

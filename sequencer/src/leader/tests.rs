@@ -519,3 +519,32 @@ fn a_leader_that_stops_hands_over_and_the_heir_claims_at_once() {
     assert_eq!(world.leader.epoch, Epoch(6));
     assert_eq!(world.leader.status().cause, "handed_over");
 }
+
+#[test]
+fn a_log_that_ends_below_what_another_knows_committed_is_lost() {
+    let mut world = World::new(&[]);
+    let topology = Topology { log_servers: vec![NODE, RIVAL], ..Topology::single(NODE) };
+    world.leader = Leader::new(topology);
+    let generation = common::register::Generation {
+        epoch: Epoch(1),
+        begin: Version(0),
+        end: None,
+        log_servers: vec![NODE, RIVAL],
+        replication: 1,
+    };
+    let (epoch, leader, stamp, generations) = (Epoch(1), NODE, 3, vec![generation]);
+    let state = RegisterState { epoch, leader, stamp, generations };
+    world.register = (Revision(1), state.encode());
+    world.durable = Version(FENCE_JUMP_VERSIONS + 100);
+    world.run(None);
+    let rival = Peer { node: RIVAL, incarnation: Incarnation(1) };
+    let view = Message::FindCluster(common::message::FindCluster { request: RequestId(0) });
+    let message = world.reply(&view).unwrap();
+    world.run(Some(Event::Message { from: rival.endpoint(Role::Node), epoch: Epoch(2), message }));
+    assert_eq!((world.leader.status().phase, &world.halts[..]), ("locking_logs", &[][..]));
+    let durable = Version(FENCE_JUMP_VERSIONS + 99);
+    let message = Locked { durable, known_committed: Version(5) }.into();
+    let from = rival.endpoint(Role::LogServer);
+    world.run(Some(Event::Message { from, epoch: Epoch(2), message }));
+    assert_eq!(world.halts, ["log_lost"], "I3: what was acknowledged would go");
+}
