@@ -11,9 +11,6 @@
 //!
 //! - *Damage must be tellable from a crash.* The last flush group of a log can be torn by a power cut, and
 //!   damage in it looks the same. It is never harmed.
-//!   Where the log server needs more evidence than that today, the atlas grants it, unless it is *strict*:
-//!   the later group lies in the same segment, beyond what is read together with an unreadable page, and what
-//!   was harmed is whole again when its file becomes a spare one.
 //! - *Some copy stays whole.* Versions are looked at in windows. Of each window fewer log servers than copies
 //!   are ever harmed; what is left serves every reader.
 //! - *With one copy nothing survives, so nothing may be silent.* It may be harmed nowhere else either; what it
@@ -42,15 +39,6 @@ struct Placed {
     group: u64,
 }
 
-/// What is going to happen to a page.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Damage {
-    /// It reads as other bytes.
-    Wrong,
-    /// It can't be read.
-    Unreadable,
-}
-
 /// A page that may be harmed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Victim {
@@ -64,8 +52,6 @@ pub struct Victim {
 #[derive(Clone, Debug)]
 pub struct Atlas {
     copies: usize,
-    /// How much is read at once when a log is opened, bytes; 0 when the atlas is strict.
-    chunk_bytes: u64,
     groups: u64,
     frames: BTreeMap<NodeId, BTreeMap<(File, u64), Placed>>,
     harmed: BTreeMap<u64, BTreeSet<NodeId>>,
@@ -74,13 +60,11 @@ pub struct Atlas {
 }
 
 impl Atlas {
-    /// The atlas of a run with so many copies of each stream. Logs are read in chunks of `chunk_bytes`; with 0
-    /// the atlas is strict.
+    /// The atlas of a run with so many copies of each stream.
     #[must_use]
-    pub fn new(copies: u8, chunk_bytes: u64) -> Self {
+    pub fn new(copies: u8) -> Self {
         Self {
             copies: usize::from(copies),
-            chunk_bytes,
             groups: 0,
             frames: BTreeMap::new(),
             harmed: BTreeMap::new(),
@@ -117,23 +101,16 @@ impl Atlas {
     }
 
     /// A page of a node's disk that may be harmed now; from then on it counts as harmed.
-    pub fn choose(
-        &mut self,
-        node: NodeId,
-        disk: &Disk,
-        damage: Damage,
-        prng: &mut Prng,
-    ) -> Option<Victim> {
+    pub fn choose(&mut self, node: NodeId, disk: &Disk, prng: &mut Prng) -> Option<Victim> {
         let kind = prng.below(8);
         if kind == 0 {
             return older_meta(disk);
         }
         self.forget_gone(node, disk);
         if kind == 1 {
-            let is_read_with_frames = damage == Damage::Unreadable && self.chunk_bytes > 0;
-            return if is_read_with_frames { None } else { self.redundant(node, disk, prng) };
+            return self.redundant(node, disk, prng);
         }
-        let (victim, windows) = self.provable(node, disk, damage, prng)?;
+        let (victim, windows) = self.provable(node, disk, prng)?;
         for window in windows {
             self.harmed.entry(window).or_default().insert(node);
         }
@@ -150,7 +127,6 @@ impl Atlas {
         &self,
         node: NodeId,
         disk: &Disk,
-        damage: Damage,
         prng: &mut Prng,
     ) -> Option<(Victim, BTreeSet<u64>)> {
         let frames = self.frames.get(&node)?;
@@ -158,21 +134,10 @@ impl Atlas {
             |(file, at): (File, u64), placed: &Placed| disk.would_survive(file, at, placed.bytes);
         let durable: Vec<_> =
             frames.iter().filter(|(place, placed)| is_durable(**place, placed)).collect();
-        let proof = |file: File| {
-            let inside = durable.iter().rev();
-            inside.copied().find(|((of, _), _)| self.chunk_bytes == 0 || *of == file)
-        };
-        let is_proven = |(file, at): (File, u64), placed: &Placed| {
-            let Some(((proof_file, proof_at), proof)) = proof(file) else { return false };
-            let chunk = |at: u64| at.checked_div(self.chunk_bytes).unwrap_or(u64::MAX);
-            let is_beyond = damage == Damage::Wrong
-                || self.chunk_bytes == 0
-                || *proof_file != file
-                || chunk(at + placed.bytes - 1) < chunk(*proof_at);
-            placed.group < proof.group && is_beyond
-        };
+        let (_, proof) = *durable.last()?;
+        let is_proven = |placed: &Placed| placed.group < proof.group;
         let candidates: Vec<_> =
-            durable.iter().copied().filter(|(place, placed)| is_proven(**place, placed)).collect();
+            durable.iter().copied().filter(|(_, placed)| is_proven(placed)).collect();
         if candidates.is_empty() {
             return None;
         }

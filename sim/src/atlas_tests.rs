@@ -19,10 +19,10 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(copies: u8, chunk_bytes: u64) -> Self {
+    fn new(copies: u8) -> Self {
         let disk = |node: &NodeId| (*node, Disk::new(DiskProfile::default(), Prng::new(node.0)));
         let disks = NODES.iter().map(disk).collect();
-        let mut bench = Self { atlas: Atlas::new(copies, chunk_bytes), disks, prng: Prng::new(7) };
+        let mut bench = Self { atlas: Atlas::new(copies), disks, prng: Prng::new(7) };
         for node in NODES {
             bench.run(node, DiskOp::Create { file: FIRST, bytes: 64 * PAGE_BYTES });
         }
@@ -44,26 +44,26 @@ impl Bench {
         self.run(node, DiskOp::Write { file: FIRST, offset, data, durable });
     }
 
-    fn victims(&mut self, node: NodeId, damage: Damage) -> BTreeSet<u64> {
+    fn victims(&mut self, node: NodeId) -> BTreeSet<u64> {
         let disk = &self.disks[&node];
-        let drawn = (0..500).filter_map(|_| self.atlas.choose(node, disk, damage, &mut self.prng));
+        let drawn = (0..500).filter_map(|_| self.atlas.choose(node, disk, &mut self.prng));
         drawn.map(|victim| victim.page).collect()
     }
 }
 
 #[test]
 fn the_last_durable_group_is_never_harmed() {
-    let mut bench = Bench::new(1, 0);
+    let mut bench = Bench::new(1);
     bench.group(NODES[0], 0, 5, true);
-    assert!(bench.victims(NODES[0], Damage::Wrong).is_empty(), "it may be a torn flush");
+    assert!(bench.victims(NODES[0]).is_empty(), "it may be a torn flush");
     bench.group(NODES[0], 1, 6, true);
     bench.group(NODES[0], 2, 7, false);
-    assert_eq!(bench.victims(NODES[0], Damage::Wrong), BTreeSet::from([1, 2]));
+    assert_eq!(bench.victims(NODES[0]), BTreeSet::from([1, 2]));
 }
 
 #[test]
 fn of_each_window_one_copy_stays_whole() {
-    let mut bench = Bench::new(2, 0);
+    let mut bench = Bench::new(2);
     for node in NODES {
         for (place, version) in
             [5, 6, 5 + 3 * WINDOW_VERSIONS, 6 + 3 * WINDOW_VERSIONS].iter().enumerate()
@@ -71,14 +71,14 @@ fn of_each_window_one_copy_stays_whole() {
             bench.group(node, place as u64, *version, true);
         }
     }
-    let first = bench.victims(NODES[0], Damage::Wrong);
+    let first = bench.victims(NODES[0]);
     assert_eq!(first, BTreeSet::from([1, 2, 3, 4, 5, 6]));
-    assert!(bench.victims(NODES[1], Damage::Wrong).is_empty(), "the other copies are harmed");
+    assert!(bench.victims(NODES[1]).is_empty(), "the other copies are harmed");
 }
 
 #[test]
 fn of_the_meta_slots_the_older_one_is_harmed() {
-    let mut bench = Bench::new(1, 0);
+    let mut bench = Bench::new(1);
     let node = NODES[0];
     for (slot, generation) in [(0, 6_u64), (1, 7)] {
         let file = File::Meta(slot);
@@ -89,19 +89,7 @@ fn of_the_meta_slots_the_older_one_is_harmed() {
         bench.run(node, DiskOp::Write { file, offset: 0, data, durable: true });
     }
     let disk = &bench.disks[&node];
-    let chosen =
-        (0..200).filter_map(|_| bench.atlas.choose(node, disk, Damage::Wrong, &mut bench.prng));
+    let chosen = (0..200).filter_map(|_| bench.atlas.choose(node, disk, &mut bench.prng));
     let files: BTreeSet<File> = chosen.map(|victim| victim.file).collect();
     assert_eq!(files, BTreeSet::from([File::Meta(0)]));
-}
-
-#[test]
-fn an_unreadable_page_hides_no_proof_that_is_read_with_it() {
-    let mut bench = Bench::new(1, 4 * PAGE_BYTES);
-    for place in 0..4 {
-        bench.group(NODES[0], place, 5 + place, true);
-    }
-    // Groups lie at the pages 1-2, 3-4, 5-6 and 7-8; chunks begin at 0, 4 and 8. The proof begins at 7.
-    assert_eq!(bench.victims(NODES[0], Damage::Wrong), (1..7).collect());
-    assert_eq!(bench.victims(NODES[0], Damage::Unreadable), BTreeSet::from([1, 2]));
 }

@@ -47,9 +47,6 @@ enum Verb {
         /// The planted bug to switch on, e.g. P04
         #[arg(long)]
         plant: Option<String>,
-        /// Damage that the log server can't tell from a crash yet
-        #[arg(long)]
-        strict_damage: bool,
     },
     /// Find the fewest faults and operations with which a failing seed still fails
     Shrink(minimize::ShrinkArgs),
@@ -96,9 +93,9 @@ impl Command {
         match self.verb {
             Verb::Run(args) => batch::run_seeds(&args),
             Verb::Soak(args) => batch::soak(&args),
-            Verb::Replay { seed, trace, edits, plant, strict_damage } => {
+            Verb::Replay { seed, trace, edits, plant } => {
                 match replay_options(edits.as_deref(), plant.as_deref()) {
-                    Ok(options) => replay(seed, trace, &Options { strict_damage, ..options }),
+                    Ok(options) => replay(seed, trace, &options),
                     Err(what) => {
                         say(&what);
                         ExitCode::from(2)

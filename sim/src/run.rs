@@ -53,8 +53,6 @@ pub struct Options {
     pub plants: Plants,
     /// What is left out of the run.
     pub edits: Edits,
-    /// Damage that the log server can't tell from a crash yet: see `crate::atlas`.
-    pub strict_damage: bool,
 }
 
 /// How a run ended.
@@ -186,15 +184,12 @@ impl Run {
         }
         let topology = config.layout.topology();
         let cluster = Cluster::new(topology, config.knobs.clone(), config.writers, shared.clone());
-        let mut profile = config.profile.clone();
-        profile.disk.harm_outlives_file = options.strict_damage;
-        let world = World::new(profile, randomness, cluster, options.with_text);
+        let world = World::new(config.profile.clone(), randomness, cluster, options.with_text);
         let mut plan = faults::plan(&config, &nodes, &clients, randomness);
         let fault_count = plan.len();
         options.edits.thin(&mut plan);
         let oracles = Oracles::new(config.layout.resolvers.len());
-        let chunk_bytes = if options.strict_damage { 0 } else { config.knobs.read_bytes };
-        let atlas = Atlas::new(config.layout.replication, chunk_bytes);
+        let atlas = Atlas::new(config.layout.replication);
         Self {
             config,
             world,

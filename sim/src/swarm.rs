@@ -190,7 +190,6 @@ fn profile(is_calm: bool, prng: &mut Prng) -> Profile {
         tail_factor: prng.between(1, 100),
         barrier_errors_ppm: sometimes(prng, 10, 100, 10_000),
         quota_bytes: 1 << 40,
-        harm_outlives_file: false,
     };
     let register = RegisterProfile {
         latency_ns: log_uniform(prng, 100_000, 20 * MS),

@@ -38,9 +38,6 @@ pub(super) struct RunArgs {
     /// Run one seed in twenty twice and compare
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     twice: bool,
-    /// Damage that the log server can't tell from a crash yet
-    #[arg(long)]
-    strict_damage: bool,
     /// How to print the result
     #[arg(short, long, value_enum, default_value_t = Output::Text)]
     output: Output,
@@ -99,7 +96,7 @@ struct Summary {
 
 pub(super) fn run_seeds(args: &RunArgs) -> ExitCode {
     let deadline = args.minutes.map(|minutes| Instant::now() + Duration::from_secs(60 * minutes));
-    let options = Options { strict_damage: args.strict_damage, ..Options::default() };
+    let options = Options::default();
     let how = (args.twice, args.output);
     let summary = run_all(args.seeds, deadline, args.jobs, &options, how);
     report(&summary, args.output)
@@ -136,7 +133,7 @@ fn run_all(
                     }
                     let outcome = run_checked(seed, options, twice && seed.is_multiple_of(20));
                     let mut summary = summary.lock().expect("no thread panics with it");
-                    summary.add(outcome, options, output);
+                    summary.add(outcome, output);
                 }
             });
         }
@@ -231,7 +228,7 @@ fn run_checked(seed: u64, options: &Options, twice: bool) -> Outcome {
 }
 
 impl Summary {
-    fn add(&mut self, outcome: Outcome, options: &Options, output: Output) {
+    fn add(&mut self, outcome: Outcome, output: Output) {
         self.seeds += 1;
         self.simulated_seconds += outcome.simulated_ns / 1_000_000;
         self.events += outcome.events;
@@ -245,8 +242,7 @@ impl Summary {
         let Some(failure) = outcome.failure else { return };
         self.failed += 1;
         self.by_rule.entry(failure.rule.to_owned()).or_default().push(outcome.seed);
-        let strict = if options.strict_damage { " --strict-damage" } else { "" };
-        let replay = format!("cargo run --profile sim -p sim -- replay {}{strict}", outcome.seed);
+        let replay = format!("cargo run --profile sim -p sim -- replay {}", outcome.seed);
         if output == Output::Text && self.failures.len() < FAILURES_PRINTED_MAX {
             say(&format!("FAIL seed={} {}: {}", outcome.seed, failure.rule, failure.detail));
             say(&format!("     commit={} {replay}", commit()));

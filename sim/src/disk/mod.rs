@@ -47,8 +47,6 @@ pub struct DiskProfile {
     pub barrier_errors_ppm: u64,
     /// Bytes that files may take.
     pub quota_bytes: u64,
-    /// Whether a page that was harmed stays so when its file becomes a spare one.
-    pub harm_outlives_file: bool,
 }
 
 impl Default for DiskProfile {
@@ -60,7 +58,6 @@ impl Default for DiskProfile {
             tail_factor: 50,
             barrier_errors_ppm: 0,
             quota_bytes: 1 << 40,
-            harm_outlives_file: false,
         }
     }
 }
@@ -354,9 +351,6 @@ impl Disk {
             }
             DiskOp::Rename { from, to } => {
                 let found = self.platter.rename(from, to);
-                if matches!(to, File::Spare(_)) && !self.profile.harm_outlives_file {
-                    self.platter.repair_file(to);
-                }
                 found.then_some(DiskOutput::Done).ok_or(DiskError::NotFound(from))
             }
             DiskOp::Remove { file } => {

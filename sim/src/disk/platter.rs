@@ -156,13 +156,6 @@ impl Platter {
         self.files.values().map(|content| content.harms.len()).sum()
     }
 
-    /// Every page of a file reads as what it holds.
-    pub(super) fn repair_file(&mut self, file: File) {
-        if let Some(content) = self.files.get_mut(&file) {
-            content.harms.clear();
-        }
-    }
-
     /// Every page reads as what it holds.
     pub(super) fn repair(&mut self) {
         self.files.values_mut().for_each(|content| content.harms.clear());

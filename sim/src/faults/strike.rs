@@ -3,7 +3,7 @@
 use common::{NodeId, Prng};
 
 use super::{Fault, MS};
-use crate::atlas::{Atlas, Damage, Victim};
+use crate::atlas::{Atlas, Victim};
 use crate::clock::Moment;
 use crate::disk::{Crash, Harm};
 use crate::process::Spawn;
@@ -70,8 +70,7 @@ pub fn strike<S: Spawn>(world: &mut World<S>, atlas: &mut Atlas, fault: Fault) -
         Fault::BitRot { node, draw } | Fault::LatentError { node, draw } => {
             let mut prng = Prng::new(draw);
             let is_flip = matches!(fault, Fault::BitRot { .. });
-            let damage = if is_flip { Damage::Wrong } else { Damage::Unreadable };
-            let Some(victim) = choose(world, atlas, NodeId(node), damage, &mut prng) else {
+            let Some(victim) = choose(world, atlas, NodeId(node), &mut prng) else {
                 return Struck::Missed;
             };
             let harm = if is_flip { Harm::Flipped(prng.next() as u32) } else { Harm::Unreadable };
@@ -80,8 +79,7 @@ pub fn strike<S: Spawn>(world: &mut World<S>, atlas: &mut Atlas, fault: Fault) -
         }
         Fault::Misdirect { node, draw } => {
             let node = NodeId(node);
-            let Some(victim) = choose(world, atlas, node, Damage::Wrong, &mut Prng::new(draw))
-            else {
+            let Some(victim) = choose(world, atlas, node, &mut Prng::new(draw)) else {
                 return Struck::Missed;
             };
             world.disk_mut(node).misdirect(victim.file, victim.page);
@@ -106,13 +104,12 @@ fn choose<S: Spawn>(
     world: &World<S>,
     atlas: &mut Atlas,
     node: NodeId,
-    damage: Damage,
     prng: &mut Prng,
 ) -> Option<Victim> {
     if world.is_on_foreign_disk(node) {
         return None;
     }
-    atlas.choose(node, world.disk(node), damage, prng)
+    atlas.choose(node, world.disk(node), prng)
 }
 
 fn end<S: Spawn>(world: &mut World<S>, node: NodeId, crash: Crash, down_ms: u64) -> Struck {

@@ -94,6 +94,8 @@ impl<S: Spawn> World<S> {
     pub fn lend_disk(&mut self, node: NodeId, other: NodeId) {
         let mut copy = self.disk(other).clone();
         copy.crash(Crash::PowerCut);
+        // Sectors that can't be read can't be copied either.
+        copy.repair();
         let host = self.host_mut(node);
         assert!(
             host.life.is_none() && host.own_disk.is_none(),
