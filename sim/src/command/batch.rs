@@ -180,7 +180,7 @@ pub(super) fn count_marks(seeds: (u64, u64), jobs: u64) -> BTreeMap<&'static str
 pub(super) fn bench(seeds: u64, think_ms: u64) -> ExitCode {
     let (mut simulated_ns, mut events, mut commits, mut failed) = (0, 0, 0, 0);
     let started = Instant::now();
-    let cpu_before = cpu_seconds();
+    let cpu_before = cpu_ticks();
     for seed in 0..seeds {
         let outcome = run_config(Config::bench(seed, think_ms), &Options::default());
         simulated_ns += outcome.simulated_ns;
@@ -188,15 +188,17 @@ pub(super) fn bench(seeds: u64, think_ms: u64) -> ExitCode {
         commits += outcome.acknowledged;
         failed += u64::from(outcome.failure.is_some());
     }
-    let cpu = (cpu_seconds() - cpu_before).max(1);
+    let cpu_ticks = (cpu_ticks() - cpu_before).max(1);
     let simulated = simulated_ns / 1_000_000_000;
+    let per_cpu_second = |count: u64| count * TICKS_PER_SECOND / cpu_ticks;
+    let cpu_ms = cpu_ticks * 1000 / TICKS_PER_SECOND;
     say(&format!(
         "{seeds} seeds of 5 nodes and 20 clients, {failed} failed: \
-         {simulated} simulated s in {cpu} CPU s ({} s wall): \
+         {simulated} simulated s in {cpu_ms} CPU ms ({} s wall): \
          {} simulated s/CPU s, {} events/CPU s, {} commits/simulated s, {} events/commit",
         started.elapsed().as_secs(),
-        simulated / cpu,
-        events / cpu,
+        per_cpu_second(simulated),
+        per_cpu_second(events),
         commits / simulated.max(1),
         events / commits.max(1)
     ));
@@ -281,10 +283,15 @@ impl Summary {
 
 /// CPU time of this process so far, by the kernel's account.
 fn cpu_seconds() -> u64 {
-    const TICKS_PER_SECOND: u64 = 100;
+    cpu_ticks() / TICKS_PER_SECOND
+}
+
+const TICKS_PER_SECOND: u64 = 100;
+
+fn cpu_ticks() -> u64 {
     let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else { return 0 };
     let behind_name = stat.rsplit(')').next().unwrap_or_default();
     let fields: Vec<&str> = behind_name.split_whitespace().collect();
     let ticks = |at: usize| fields.get(at).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
-    (ticks(11) + ticks(12)) / TICKS_PER_SECOND
+    ticks(11) + ticks(12)
 }
