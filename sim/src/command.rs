@@ -118,7 +118,7 @@ fn replay_options(edits: Option<&str>, plant: Option<&str>) -> Result<Options, S
         None => Edits::default(),
     };
     let plants = plant.map_or(Ok(common::Plants::NONE), bugs::plant_named)?;
-    Ok(Options { edits, plants, with_text: true, ..Options::default() })
+    Ok(Options { edits, plants, with_text: true })
 }
 
 static LAST_PANIC: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
