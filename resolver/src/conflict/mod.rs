@@ -36,13 +36,13 @@
 //!                                   `---- keys ---> log <--------'
 //! ```
 //!
-//! - [`window`] numbers the batches that wrote something; everything keeps these numbers.
-//! - [`points`]: key -> last batch that wrote it. One cache line decides a point read against all points.
-//! - [`run`]: what one batch, or several in a row, wrote, in order: *points* once more, for reads of ranges, and
+//! - `window` numbers the batches that wrote something; everything keeps these numbers.
+//! - `points`: key -> last batch that wrote it. One cache line decides a point read against all points.
+//! - `run`: what one batch, or several in a row, wrote, in order: *points* once more, for reads of ranges, and
 //!   *gaps*, the step function of written ranges. Never changed; a read asks those newer than what it has seen.
-//! - [`tiers`] and [`merge`]: neighbouring runs are merged when reads have paid for it.
-//! - [`head`]: eight bytes stand for a key in all that is ordered. [`keylog`] has the keys for when they tie.
-//! - [`batch`], [`bits`] and [`judge`]: the order of one batch and its verdicts.
+//! - `tiers` and `merge`: neighbouring runs are merged when reads have paid for it.
+//! - `head`: eight bytes stand for a key in all that is ordered. `keylog` has the keys for when they tie.
+//! - `batch`, `bits` and `judge`: the order of one batch and its verdicts.
 //!
 //! What leaves the window is not looked for: a number at or below the window's last dead one can't decide
 //! anything. Runs and chunks of the log go as a whole; the table reuses the slots of the dead.
