@@ -4,18 +4,18 @@
 //! cargo bench -p resolver --bench instructions [-- NAME ...]
 //! ```
 //!
-//! The program runs itself under `valgrind --tool=callgrind`, which counts inside `ConflictSet::decide` and
-//! `evict` only. Without valgrind it says so and counts nothing.
+//! The program runs itself under `valgrind --tool=callgrind`, which counts inside `counted` only. Without valgrind it says so and counts nothing.
 
 #![expect(clippy::print_stdout, clippy::disallowed_methods, reason = "a program for people")]
 
 use std::process::Command;
 
-use resolver::conflict::ConflictSet;
-use resolver::workload::{Transaction, WORKLOADS, Workload};
+use resolver::conflict::{Candidate, ConflictSet};
+use resolver::workload::{Batch, Transaction, WORKLOADS, Workload};
 
-/// Batches that are counted; valgrind is fifty times slower than the processor.
+/// Batches that are counted, and before them some that are not; valgrind is fifty times slower than the processor.
 const BATCHES: usize = 20;
+const WARM_UP_MAX: usize = 300;
 
 fn main() {
     if let Ok(name) = std::env::var("MILLRACE_COUNT_WORKLOAD") {
@@ -40,19 +40,33 @@ fn main() {
 
 fn run(workload: &Workload) {
     let mut set = ConflictSet::new(common::Version::ZERO);
-    for batch in workload.batches().take(BATCHES) {
+    let warm_up = workload.warm_up.clamp(1, WARM_UP_MAX);
+    for (index, batch) in workload.batches().take(warm_up + BATCHES).enumerate() {
         let candidates: Vec<_> = batch.transactions.iter().map(Transaction::candidate).collect();
-        set.advance_oldest(batch.oldest);
-        let decided = set.decide(batch.version, &candidates);
-        set.evict(256);
-        std::hint::black_box(decided.verdicts.len());
+        if index < warm_up {
+            decide(&mut set, &batch, &candidates);
+        } else {
+            counted(&mut set, &batch, &candidates);
+        }
     }
+}
+
+#[inline(never)]
+fn counted(set: &mut ConflictSet, batch: &Batch, candidates: &[Candidate<'_>]) {
+    decide(set, batch, candidates);
+}
+
+fn decide(set: &mut ConflictSet, batch: &Batch, candidates: &[Candidate<'_>]) {
+    set.advance_oldest(batch.oldest);
+    let decided = set.decide(batch.version, candidates);
+    set.evict(256);
+    std::hint::black_box(decided.verdicts.len());
 }
 
 fn count(name: &str) -> Option<u64> {
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--collect-atstart=no"])
-        .args(["--toggle-collect=*ConflictSet*decide*", "--toggle-collect=*ConflictSet*evict*"])
+        .arg("--toggle-collect=*counted*")
         .arg(std::env::current_exe().ok()?)
         .env("MILLRACE_COUNT_WORKLOAD", name)
         .output()
