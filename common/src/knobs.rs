@@ -131,7 +131,7 @@ knobs! {
     // Resolver.
     /// Batches that wait for their predecessor, at most.
     resolves_waiting_max = 1024, 4 => 64;
-    /// Entries that eviction looks at after each batch, beside four for each entry written since.
+    /// Entries that eviction looks at after each batch, beside one for every four written since.
     eviction_entries = 256, 1 => 64;
     /// Memory of the conflict set, bytes, beyond which the resolver pushes back.
     conflict_set_bytes_max = 4 << 30, 4 << 30 => 4 << 30;

@@ -4,7 +4,8 @@
 //! cargo bench -p resolver --bench instructions [-- NAME ...]
 //! ```
 //!
-//! The program runs itself under `valgrind --tool=callgrind`, which counts inside `counted` only. Without valgrind it says so and counts nothing.
+//! The program runs itself under `valgrind --tool=callgrind`, which counts inside `counted` only. Without
+//! valgrind it says so and counts nothing.
 
 #![expect(clippy::print_stdout, clippy::disallowed_methods, reason = "a program for people")]
 
@@ -13,7 +14,8 @@ use std::process::Command;
 use resolver::conflict::{Candidate, ConflictSet};
 use resolver::workload::{Batch, Transaction, WORKLOADS, Workload};
 
-/// Batches that are counted, and before them some that are not; valgrind is fifty times slower than the processor.
+/// Batches that are counted, and before them some that are not; valgrind is fifty times slower than the
+/// processor.
 const BATCHES: usize = 20;
 const WARM_UP_MAX: usize = 300;
 

@@ -13,9 +13,9 @@
 //!   damage in it looks the same. It is never harmed.
 //! - *Some copy stays whole.* Versions are looked at in windows. Of each window fewer log servers than copies
 //!   are ever harmed; what is left serves every reader.
-//! - *With one copy nothing survives, so nothing may be silent.* It may be harmed nowhere else either; what it
-//!   must come to is a refusal or a halt that names it. The simulator then plays the operator, and puts the
-//!   page back.
+//! - *With one copy nothing survives, so nothing may be silent.* It may be harmed nowhere else either; what
+//!   it must come to is a refusal or a halt that names it. The simulator then plays the operator, and puts
+//!   the page back.
 
 use std::collections::{BTreeMap, BTreeSet};
 

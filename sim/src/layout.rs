@@ -1,7 +1,7 @@
 //! Where the roles of a run live: drawn, then static for the whole run.
 //!
 //! ```text
-//!  n1  [leader with sequencer] [proxy] [resolver] [log server]      a single node has everything, perhaps twice
+//!  n1  [leader with sequencer] [proxy] [resolver] [log server]  a single node has everything, perhaps twice
 //!  n2  [proxy] [resolver] [log server]
 //!  n3  ...                                                     replication <= log servers
 //! ```

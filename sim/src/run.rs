@@ -329,7 +329,8 @@ impl Run {
         }
     }
 
-    /// A halt must have a reason that this run gave it. An operator puts that right and starts the node again.
+    /// A halt must have a reason that this run gave it. An operator puts that right and starts the node
+    /// again.
     fn judge_halt(&mut self, peer: Peer, halt: &Halt) -> Result<(), Violation> {
         let node = peer.node;
         let noticed = match damage::judge_halt(peer, halt, self.condition(node))? {

@@ -115,8 +115,8 @@ impl Config {
         if prng.chance(4, 5) {
             knobs.randomize(&mut randomness.stream("knobs", 0));
         }
-        // A commit becomes more patient with each time-out; a question gives up in the same haste for ever, so
-        // a client whose patience is shorter than an answer takes never hears one.
+        // A commit becomes more patient with each time-out; a question gives up in the same haste for ever,
+        // so a client whose patience is shorter than an answer takes never hears one.
         let profile = profile(is_calm, &mut randomness.stream("swarm profile", 0));
         let one_way_ns = profile.network.latency_ns + profile.network.pair_extra_ns;
         let commit_ms = HOPS_OF_A_COMMIT * one_way_ns / MS;

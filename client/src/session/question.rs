@@ -217,7 +217,8 @@ impl Session {
             let detail = "no answer within client_timeout_ms";
             return self.deliver(cx, key, Reply::Refused(Refusal::new(Code::TimedOut, detail)));
         }
-        // Longer each time that it was not enough: an answer that takes longer is the same for the next target.
+        // Longer each time that it was not enough: an answer that takes longer is the same for the next
+        // target.
         let doublings = question.timeouts.min(PATIENCE_DOUBLINGS_MAX);
         let patience_ms = (cx.knobs.client_timeout_ms << doublings) + question.ask.wait_ms();
         let given_up = Duration::from_millis(patience_ms);

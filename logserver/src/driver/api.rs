@@ -36,8 +36,8 @@ pub struct Options {
     pub quota_bytes: Option<u64>,
     /// Bytes of the file system that are left to others.
     pub reserve_free_bytes: u64,
-    /// How long the log thread looks for work before it sleeps, if it did not have to wait for much longer the
-    /// last time: to be woken takes a good part of a flush. Zero: it sleeps at once.
+    /// How long the log thread looks for work before it sleeps, if it did not have to wait for much longer
+    /// the last time: to be woken takes a good part of a flush. Zero: it sleeps at once.
     pub idle_poll: Duration,
 }
 

@@ -135,8 +135,8 @@ impl Pulls {
     }
 
     fn insert(&mut self, from: Endpoint, pull: Pull, deadline: Time) {
-        // Asked again, it waits no longer than it would have: a consumer that asks before each answer can reach
-        // it would else never get one.
+        // Asked again, it waits no longer than it would have: a consumer that asks before each answer can
+        // reach it would else never get one.
         let superseded = self.take_superseded(from, &pull);
         let deadline = superseded.map_or(deadline, |earlier| deadline.min(earlier.deadline));
         let id = PullId(self.next);

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! A written range fills the places from its begin up to its end, a written point fills its own. A range that
-//! is read meets them iff one of the places from its begin up to its end is filled. At equal keys the order is
-//! read's end, write's end, write's begin, read's begin, written point: so neighbours don't meet.
+//! is read meets them iff one of the places from its begin up to its end is filled. At equal keys the order
+//! is read's end, write's end, write's begin, read's begin, written point: so neighbours don't meet.
 
 use common::{KeyRange, RangeEnd};
 

@@ -5,7 +5,7 @@
 //! lines of a whole group are asked for before the first is needed, so that their misses overlap.
 //!
 //! ```text
-//! group of transactions   places of all keys -> their buckets -> the keys to compare with -> verdicts, writes
+//! group of transactions   places of keys -> their buckets -> the keys to compare with -> verdicts, writes
 //! ```
 
 use core::ops::Range;
@@ -91,8 +91,8 @@ impl<'s, 'a> Judge<'s, 'a> {
         (decided, self.has_written)
     }
 
-    /// Asks for the lines of the accesses from `from` on, a group of them. Loops of few instructions each: the
-    /// processor looks further ahead in them.
+    /// Asks for the lines of the accesses from `from` on, a group of them. Loops of few instructions each:
+    /// the processor looks further ahead in them.
     fn bring_near(&mut self, from: usize) {
         let to = self.layout.accesses.len().min(from + GROUP);
         for access in &mut self.layout.accesses[from..to] {
@@ -116,8 +116,8 @@ impl<'s, 'a> Judge<'s, 'a> {
         self.near = to;
     }
 
-    /// The keys that the accesses of a transaction within a group will be compared with: one that it conflicts
-    /// with, as it seems, or those that it writes again. Returns how many.
+    /// The keys that the accesses of a transaction within a group will be compared with: one that it
+    /// conflicts with, as it seems, or those that it writes again. Returns how many.
     fn keys_to_compare(&self, span: &Span, group: Range<usize>, keys: &mut [KeyRef]) -> usize {
         let within =
             |from: u32, to: u32| group.start.max(from as usize)..group.end.min(to as usize);

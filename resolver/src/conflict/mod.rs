@@ -38,8 +38,9 @@
 //!
 //! - `window` numbers the batches that wrote something; everything keeps these numbers.
 //! - `points`: key -> last batch that wrote it. One cache line decides a point read against all points.
-//! - `run`: what one batch, or several in a row, wrote, in order: *points* once more, for reads of ranges, and
-//!   *gaps*, the step function of written ranges. Never changed; a read asks those newer than what it has seen.
+//! - `run`: what one batch, or several in a row, wrote, in order: *points* once more, for reads of ranges,
+//!   and *gaps*, the step function of written ranges. Never changed; a read asks those newer than what it
+//!   has seen.
 //! - `tiers` and `merge`: neighbouring runs are merged when reads have paid for it.
 //! - `head`: eight bytes stand for a key in all that is ordered. `keylog` has the keys for when they tie.
 //! - `batch`, `bits` and `judge`: the order of one batch and its verdicts.
@@ -50,7 +51,8 @@
 //! # Invariants (asserted by [`ConflictSet::check`])
 //!
 //! - `oldest <= newest`; the batches of the window are above `oldest` and at or below `newest`
-//! - a number above the window's dead ones is never dropped, only replaced by a higher one of the same key (I5)
+//! - a number above the window's dead ones is never dropped, only replaced by a higher one of the same key
+//!   (I5)
 //! - a key that a live slot or a run points to is in the log
 //! - [`ConflictSet::evict`] and merging change memory and nothing else
 
@@ -248,9 +250,9 @@ impl ConflictSet {
         self.points.expire(self.window.dead());
     }
 
-    /// Frees the memory of what left the window, in a bounded step: looks at about `entries` entries, and at more
-    /// for what was written since the last call, so that it keeps up with any load; drops some runs and
-    /// chunks of keys as a whole. Returns whether there may be more. Meant to be called after each batch.
+    /// Frees the memory of what left the window, in a bounded step: looks at about `entries` entries, and
+    /// at more for what was written since the last call, so that it keeps up with any load; drops some runs
+    /// and chunks of keys as a whole. Returns whether there may be more. Meant to be called after each batch.
     pub fn evict(&mut self, entries: usize) -> bool {
         let dead = self.window.dead();
         let owed = core::mem::take(&mut self.sweep_owed) / WRITES_PER_SWEPT;

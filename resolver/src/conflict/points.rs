@@ -27,8 +27,8 @@ const SLOTS: usize = 6;
 /// Buckets that are allocated together: 4 MiB, so that most of it can be huge pages.
 const SEGMENT: usize = 1 << SEGMENT_BITS;
 const SEGMENT_BITS: u32 = if cfg!(test) { 1 } else { 16 };
-/// Live keys for two buckets: more, and the table grows to twice its size; fewer than a sixth, and it shrinks.
-/// In tests many keys spill.
+/// Live keys for two buckets: more, and the table grows to twice its size; fewer than a sixth, and it
+/// shrinks. In tests many keys spill.
 const LOAD_OF_TWO: usize = if cfg!(test) { 16 } else { 5 };
 /// Buckets that a batch splits while the table grows, and for each point that it writes.
 const SPLITS_MIN: usize = if cfg!(test) { 1 } else { 64 };
@@ -273,8 +273,8 @@ impl Points {
         Some(spilled)
     }
 
-    /// Makes room for `more` keys, in a bounded step. The table grows to the next power of two: until then some
-    /// buckets have twice the keys of others.
+    /// Makes room for `more` keys, in a bounded step. The table grows to the next power of two: until then
+    /// some buckets have twice the keys of others.
     pub(super) fn grow(&mut self, more: usize, log: &KeyLog) {
         let is_growing = !self.buckets.is_power_of_two();
         let wanted = (self.live + more) * 2 / LOAD_OF_TWO;
@@ -383,8 +383,8 @@ impl Points {
         }
     }
 
-    /// Looks at up to `entries` spilled hashes, forgets what is dead there, and takes away up to as many buckets
-    /// if the table is far too large.
+    /// Looks at up to `entries` spilled hashes, forgets what is dead there, and takes away up to as many
+    /// buckets if the table is far too large.
     pub(super) fn sweep(&mut self, log: &KeyLog, entries: usize) {
         if self.spilled > 0 {
             self.sweep_spill(entries);

@@ -25,8 +25,8 @@ struct Share {
     own: ConflictSet,
 }
 
-/// Whether each transaction of the workload's batches commits when a batch is settled `after` batches later, at
-/// least 1; the window holds all batches.
+/// Whether each transaction of the workload's batches commits when a batch is settled `after` batches
+/// later, at least 1; the window holds all batches.
 #[must_use]
 pub fn settled(workload: &Workload, split: &Split, after: usize, batches: usize) -> Vec<bool> {
     assert!(after > 0, "a batch can't be settled before it is decided");

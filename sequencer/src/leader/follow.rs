@@ -1,8 +1,8 @@
 //! Following: who hears a leader leaves the register alone; who hears none for a time takes it over.
 //!
 //! ```text
-//!  Following --no beat for silence + jitter, or HandOver--> Reading -> Claiming -> ...      leading from here
-//!     ^  ^                                                     |          |                 Beat every beat_ms
+//!  Following --no beat for silence + jitter, or HandOver--> Reading -> Claiming -> ...  leads from here,
+//!     ^  ^                                                     |          |             Beat every beat_ms
 //!     |  `--- the register shows an epoch never heard of ------'          |
 //!     `------ a claim or a publication is lost, a newer leader's Beat ----'
 //! ```

@@ -80,8 +80,8 @@ impl Leader {
         match checking {
             Some(Checking::Claim(wanted)) if self.state == wanted => self.claimed(cx),
             Some(Checking::Publish(wanted)) if self.state == wanted => self.published(cx),
-            // Somebody has taken it since: its turn. With a new epoch of this leader's own that it never heard
-            // of, a claim of an earlier life, it is the same.
+            // Somebody has taken it since: its turn. With a new epoch of this leader's own that it never
+            // heard of, a claim of an earlier life, it is the same.
             _ if self.has_rivals() && self.state.epoch > self.known_epoch() => {
                 self.heard = self.state.epoch;
                 self.follow(cx, "newer_leader");

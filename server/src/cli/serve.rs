@@ -59,8 +59,8 @@ pub(crate) struct ServeArgs {
     /// Bytes of the file system that are left to others.
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     reserve_free_bytes: u64,
-    /// How long the node looks for work before it sleeps, in microseconds, while there is some again and again:
-    /// takes some 150 us off a commit where clients are few, for as much of a core. 0 never does.
+    /// How long the node looks for work before it sleeps, in microseconds, while there is some again and
+    /// again: takes some 150 us off a commit where clients are few, for as much of a core. 0 never does.
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 300)]
     idle_poll_us: u64,
     /// Reads the whole log and checks every checksum before opening it. Without it, sealed segments are

@@ -203,8 +203,9 @@ impl Host {
         }
     }
 
-    /// Looks for work for a moment before the loop sleeps, if it did not have to wait for much longer the last
-    /// time: with few clients, being woken again and again takes as long as the flushes. Whether there is any.
+    /// Looks for work for a moment before the loop sleeps, if it did not have to wait for much longer the
+    /// last time: with few clients, being woken again and again takes as long as the flushes. Whether there
+    /// is any.
     async fn poll_for_work(&self, since: Instant) -> bool {
         while self.last_wait <= 2 * self.idle_poll && since.elapsed() < self.idle_poll {
             let is_due = self.timers.next_at().is_some_and(|at| at <= self.now());

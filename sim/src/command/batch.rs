@@ -153,7 +153,8 @@ fn report(summary: &Summary, output: Output) -> ExitCode {
                 say(&format!("{:6} x {rule}: {some:?}", seeds.len()));
             }
             say(&format!(
-                "{} seeds, {} failed, {} simulated s in {} CPU s, {} commits, {} events, {} marks unhit {:?}, \
+                "{} seeds, {} failed, {} simulated s in {} CPU s, {} commits, {} events, \
+                 {} marks unhit {:?}, \
                  faults unhit {:?}",
                 summary.seeds,
                 summary.failed,

@@ -92,7 +92,8 @@ fn tell(explored: &Explored, took_ms: u128) {
     let Explored { scope, trouble, states, choices, depth, .. } = explored;
     let end = if explored.is_exhausted { "exhausted" } else { "not exhausted" };
     say(&format!(
-        "{:12} {states} states, {choices} choices, depth {depth}, {end}; epochs to e{}, {} states with a commit; \
+        "{:12} {states} states, {choices} choices, depth {depth}, {end}; epochs to e{}, \
+         {} states with a commit; \
          {trouble:?} {took_ms} ms",
         scope.name(),
         explored.epoch_max,

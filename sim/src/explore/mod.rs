@@ -5,8 +5,8 @@
 //!                     `--known already: not looked at again
 //! ```
 //!
-//! The seeds of `crate::run` go deep on one way; this goes all ways, not far. Both run the same nodes, and the
-//! same oracles judge both. A state is known by a digest of everything that decides its future: machines,
+//! The seeds of `crate::run` go deep on one way; this goes all ways, not far. Both run the same nodes, and
+//! the same oracles judge both. A state is known by a digest of everything that decides its future: machines,
 //! disks, letters, the register, what the oracles remember, and the trouble that is left.
 //!
 //! What is bounded: how much trouble of each kind a way may have, how many epochs, and how many states are

@@ -92,8 +92,8 @@ impl Chain {
                     version >= first,
                     "{epoch} begins with {version}, RTV is {first}"
                 );
-                // A recovery that never reached the register may have begun with the same version. One that was
-                // overtaken goes on for a while, and nothing comes of it.
+                // A recovery that never reached the register may have begun with the same version. One that
+                // was overtaken goes on for a while, and nothing comes of it.
                 let highest = self.highest_before(epoch, facts);
                 demand!(
                     "O9.reused",

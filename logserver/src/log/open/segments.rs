@@ -312,7 +312,8 @@ impl Log {
             (_, Some((later, header))) if later == id.plus(1) => {
                 header.first_sequence.minus_saturating(1)
             }
-            // Segments between were recycled. This one had a frame, or the later one would begin where it does.
+            // Segments between were recycled. This one had a frame, or the later one would begin where it
+            // does.
             (Some(own), Some((_, header))) if header.first_sequence > own.first_sequence => {
                 own.first_sequence
             }

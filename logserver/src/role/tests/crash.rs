@@ -378,8 +378,8 @@ fn what_kills_left_in_the_cache_is_synced_before_anything_is_promised_on_it() {
     assert!(sealed > 10 && metas_left > 10, "{sealed} footers found, {metas_left} slots unsynced");
 }
 
-/// What a killed process left in the cache is read, and a footer is written behind it. A power cut at any step of
-/// that must not leave the footer without the frames, since nobody reads them again.
+/// What a killed process left in the cache is read, and a footer is written behind it. A power cut at any
+/// step of that must not leave the footer without the frames, since nobody reads them again.
 #[test]
 fn a_footer_never_outlives_the_frames_before_it() {
     let mut from_cache = 0;

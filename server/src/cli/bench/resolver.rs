@@ -70,7 +70,8 @@ pub(super) fn run(args: &ResolverArgs, output: Output) -> Result<()> {
 
 fn text(json: &Value) -> String {
     format!(
-        "{:4} {:>7} ns/txn {:>9} tps  batch p50 {:>6} p99 {:>6} max {:>6} us  {:>6} commit  {:>6} x skip list  {} MiB",
+        "{:4} {:>7} ns/txn {:>9} tps  batch p50 {:>6} p99 {:>6} max {:>6} us  {:>6} commit  \
+         {:>6} x skip list  {} MiB",
         json["workload"].as_str().unwrap_or("?"),
         json["ns_per_txn"],
         json["tps"],

@@ -1,8 +1,8 @@
 //! A workload over several resolvers that know nothing of each other, as the proxies use them today.
 //!
-//! A transaction commits iff all its resolvers say so. One that is refused by one of them is remembered by the
-//! others as if it had committed: what that costs is told by the commit ratios side by side. With `--settle` they are
-//! told of it some batches later, and nothing is timed.
+//! A transaction commits iff all its resolvers say so. One that is refused by one of them is remembered by
+//! the others as if it had committed: what that costs is told by the commit ratios side by side. With
+//! `--settle` they are told of it some batches later, and nothing is timed.
 
 use std::num::NonZeroUsize;
 use std::time::Instant;
