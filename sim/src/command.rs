@@ -47,6 +47,9 @@ enum Verb {
         /// The planted bug to switch on, e.g. P04
         #[arg(long)]
         plant: Option<String>,
+        /// As in `run`
+        #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+        damage: bool,
     },
     /// Find the fewest faults and operations with which a failing seed still fails
     Shrink(minimize::ShrinkArgs),
@@ -93,9 +96,11 @@ impl Command {
         match self.verb {
             Verb::Run(args) => batch::run_seeds(&args),
             Verb::Soak(args) => batch::soak(&args),
-            Verb::Replay { seed, trace, edits, plant } => {
+            Verb::Replay { seed, trace, edits, plant, damage } => {
                 match replay_options(edits.as_deref(), plant.as_deref()) {
-                    Ok(options) => replay(seed, trace, &options),
+                    Ok(options) => {
+                        replay(seed, trace, &Options { without_damage: !damage, ..options })
+                    }
                     Err(what) => {
                         say(&what);
                         ExitCode::from(2)
@@ -118,7 +123,7 @@ fn replay_options(edits: Option<&str>, plant: Option<&str>) -> Result<Options, S
         None => Edits::default(),
     };
     let plants = plant.map_or(Ok(common::Plants::NONE), bugs::plant_named)?;
-    Ok(Options { edits, plants, with_text: true })
+    Ok(Options { edits, plants, with_text: true, without_damage: false })
 }
 
 static LAST_PANIC: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());

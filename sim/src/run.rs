@@ -53,6 +53,8 @@ pub struct Options {
     pub plants: Plants,
     /// What is left out of the run.
     pub edits: Edits,
+    /// No bit rot, latent errors and misdirected writes.
+    pub without_damage: bool,
 }
 
 /// How a run ended.
@@ -95,6 +97,9 @@ pub fn run(seed: u64, options: &Options) -> Outcome {
 pub fn run_config(mut config: Config, options: &Options) -> Outcome {
     let (seed, randomness) = (config.seed, Randomness::new(config.seed));
     options.edits.simplify(&mut config);
+    if options.without_damage {
+        config.rates.spare_what_is_durable();
+    }
     config.knobs.plants = options.plants;
     let json = config.to_json();
     let mut run = Run::new(config, randomness, options);

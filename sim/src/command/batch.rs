@@ -38,6 +38,9 @@ pub(super) struct RunArgs {
     /// Run one seed in twenty twice and compare
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     twice: bool,
+    /// Harm what is durable, too: bit rot, latent errors, misdirected writes
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    damage: bool,
     /// How to print the result
     #[arg(short, long, value_enum, default_value_t = Output::Text)]
     output: Output,
@@ -96,7 +99,7 @@ struct Summary {
 
 pub(super) fn run_seeds(args: &RunArgs) -> ExitCode {
     let deadline = args.minutes.map(|minutes| Instant::now() + Duration::from_secs(60 * minutes));
-    let options = Options::default();
+    let options = Options { without_damage: !args.damage, ..Options::default() };
     let how = (args.twice, args.output);
     let summary = run_all(args.seeds, deadline, args.jobs, &options, how);
     report(&summary, args.output)
@@ -140,7 +143,7 @@ fn run_all(
     });
     let mut summary = summary.into_inner().expect("all threads have ended");
     summary.cpu_seconds = cpu_seconds() - cpu_before;
-    summary.close();
+    summary.close(options);
     summary
 }
 
@@ -261,7 +264,7 @@ impl Summary {
     }
 
     /// Turns sums into what is printed.
-    fn close(&mut self) {
+    fn close(&mut self, options: &Options) {
         self.simulated_seconds /= 1_000;
         let due = |rarity| match rarity {
             Rarity::Common => self.seeds >= COMMON_SEEDS,
@@ -274,7 +277,10 @@ impl Summary {
             .map(|mark| mark.name())
             .collect();
         let is_due = self.seeds >= FAULT_SEEDS;
-        let kinds = Fault::KINDS.iter().copied();
+        let is_drawn = |kind: &&str| {
+            !(options.without_damage && ["bit_rot", "latent_error", "misdirect"].contains(kind))
+        };
+        let kinds = Fault::KINDS.iter().copied().filter(is_drawn);
         self.faults_unhit = kinds
             .filter(|kind| is_due && self.faults.get(kind).is_none_or(|count| *count == 0))
             .collect();

@@ -108,9 +108,10 @@ impl Facts {
             rv >= acknowledged,
             "{epoch} begins at {rv}, but {acknowledged} is acknowledged"
         );
+        let is_overtaken = self.written.last_key_value().is_some_and(|(newest, _)| *newest > epoch);
         demand!(
             "I11.rolled_back",
-            rv >= self.delivered,
+            is_overtaken || rv >= self.delivered,
             "{epoch} begins at {rv}, but {} was delivered",
             self.delivered
         );
