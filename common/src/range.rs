@@ -103,6 +103,23 @@ impl<'a> KeyRange<'a> {
             && other.ends_after(self.begin)
     }
 
+    /// The part of it in `begin..end`, where `None` is behind every key. An empty range holds no key, but
+    /// is a range all the same: it lies where it begins.
+    #[must_use]
+    pub fn within(self, begin: &'a [u8], end: Option<&'a [u8]>) -> Option<Self> {
+        match self.end {
+            RangeEnd::Before(last) if !self.is_empty() => {
+                let first = self.begin.max(begin);
+                let last = end.map_or(last, |end| last.min(end));
+                (first < last).then(|| Self::new(first, last).expect("just compared"))
+            }
+            RangeEnd::Point | RangeEnd::Before(_) => {
+                let is_inside = begin <= self.begin && end.is_none_or(|end| self.begin < end);
+                is_inside.then_some(self)
+            }
+        }
+    }
+
     /// The end as an owned key.
     #[must_use]
     pub fn end_key(self) -> Vec<u8> {

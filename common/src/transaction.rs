@@ -138,9 +138,9 @@ mod tests {
     use bytes::BytesMut;
 
     use super::*;
+    use crate::RequestId;
     use crate::message::SectionEntry;
     use crate::record::Record;
-    use crate::{RequestId, Version};
 
     fn to_streams(streams: impl Iterator<Item = u64>) -> CommitRequest {
         let (mut payload, mut sections) = (BytesMut::new(), Vec::new());
@@ -151,17 +151,9 @@ mod tests {
             sections.push(SectionEntry { stream, record_count: 1, bytes });
         }
         CommitRequest {
-            request: RequestId(1),
-            answered_below: RequestId(1),
-            kind: CommitKind::User,
-            read_version: Version(0),
-            report_conflicts: false,
-            id: None,
-            lane: None,
-            reads: Ranges::default(),
-            writes: Ranges::default(),
             sections,
             payload: payload.freeze().into(),
+            ..CommitRequest::empty(CommitKind::User, RequestId(1))
         }
     }
 

@@ -18,7 +18,7 @@
 use common::message::{CommitOutcome, Resolve, ResolveTransaction, Resolved, Verdict};
 use common::transaction::{id_key, stream_id_key, stream_name_key};
 use common::{
-    Code, Cx, Endpoint, Gather, Gathered, KeyRange, Mark, Plant, RangeEnd, Ranges, Refusal, Version,
+    Code, Cx, Endpoint, Gather, Gathered, KeyRange, Mark, Plant, Ranges, Refusal, Version,
 };
 
 use crate::Proxy;
@@ -202,12 +202,7 @@ impl Share<'_> {
         self.clip(&with_keys(&transaction.request.reads, &system_keys(transaction))).1
     }
 
-    fn contains(self, key: &[u8]) -> bool {
-        self.begin <= key && self.end.is_none_or(|end| key < end)
-    }
-
-    /// The part of `ranges` that lies inside, and the index of each piece's range. An empty range holds no
-    /// key but is a read all the same: it goes where it begins.
+    /// The part of `ranges` that lies inside, and the index of each piece's range.
     fn clip(self, ranges: &Ranges) -> (Ranges, Vec<u32>) {
         let all = 0..u32::try_from(ranges.len()).expect("a transaction has fewer than 2^32 ranges");
         if self.begin.is_empty() && self.end.is_none() {
@@ -215,17 +210,7 @@ impl Share<'_> {
         }
         let (mut pieces, mut indexes) = (Vec::new(), Vec::new());
         for (range, index) in ranges.iter().zip(all) {
-            let piece = match range.end {
-                RangeEnd::Before(last) if !range.is_empty() => {
-                    let first = range.begin.max(self.begin);
-                    let last = self.end.map_or(last, |end| last.min(end));
-                    (first < last).then(|| KeyRange::new(first, last).expect("just compared"))
-                }
-                RangeEnd::Point | RangeEnd::Before(_) => {
-                    self.contains(range.begin).then_some(range)
-                }
-            };
-            if let Some(piece) = piece {
+            if let Some(piece) = range.within(self.begin, self.end) {
                 pieces.push(piece);
                 indexes.push(index);
             }

@@ -122,7 +122,7 @@ fn replay_options(edits: Option<&str>, plant: Option<&str>) -> Result<Options, S
         Some(text) => serde_json::from_str(text).map_err(|error| format!("edits: {error}"))?,
         None => Edits::default(),
     };
-    let plants = plant.map_or(Ok(common::Plants::NONE), bugs::plant_named)?;
+    let plants = bugs::plant_named(plant)?;
     Ok(Options { edits, plants, with_text: true, without_damage: false })
 }
 

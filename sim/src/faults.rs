@@ -182,6 +182,9 @@ impl Fault {
         "wall_clock",
     ];
 
+    /// The kinds that harm what is durable: `FaultRates::spare_what_is_durable` turns them off.
+    pub const DAMAGE: &[&str] = &["bit_rot", "latent_error", "misdirect"];
+
     /// The name of its kind.
     #[must_use]
     pub const fn kind(self) -> &'static str {

@@ -39,6 +39,15 @@ impl Trace {
         self.state = [a, b];
     }
 
+    /// Takes bytes in: eight at a time, the last ones with their number.
+    fn bytes(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.word(u64::from_le_bytes(word) ^ (chunk.len() as u64) << 56);
+        }
+    }
+
     /// Takes an event in: when, at whom, what kind.
     pub const fn event(&mut self, at: Moment, node: u64, kind: u64) {
         self.events += 1;
@@ -94,11 +103,7 @@ struct TextHasher<'a> {
 
 impl fmt::Write for TextHasher<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        for chunk in text.as_bytes().chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.trace.word(u64::from_le_bytes(word) ^ (chunk.len() as u64) << 56);
-        }
+        self.trace.bytes(text.as_bytes());
         Ok(())
     }
 }
@@ -109,11 +114,7 @@ struct ValueHasher<'a> {
 
 impl Hasher for ValueHasher<'_> {
     fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.trace.word(u64::from_le_bytes(word) ^ (chunk.len() as u64) << 56);
-        }
+        self.trace.bytes(bytes);
     }
 
     fn write_u64(&mut self, word: u64) {

@@ -437,7 +437,7 @@ impl<S: Spawn> World<S> {
             Effect::Send(envelope) => {
                 let mut out = core::mem::take(&mut self.traffic);
                 self.network.send(self.now, envelope, &mut out);
-                self.schedule_traffic_of(&mut out);
+                self.schedule_traffic(out.drain(..));
                 self.traffic = out;
             }
             Effect::Dial(node) => {
@@ -500,12 +500,8 @@ impl<S: Spawn> World<S> {
         self.queue.push(Reverse((at, self.schedule.next(), slot)));
     }
 
-    fn schedule_traffic(&mut self, mut traffic: Vec<(Moment, Traffic)>) {
-        self.schedule_traffic_of(&mut traffic);
-    }
-
-    fn schedule_traffic_of(&mut self, traffic: &mut Vec<(Moment, Traffic)>) {
-        for (at, traffic) in traffic.drain(..) {
+    fn schedule_traffic(&mut self, traffic: impl IntoIterator<Item = (Moment, Traffic)>) {
+        for (at, traffic) in traffic {
             self.schedule_at(at, Event::Traffic(traffic));
         }
     }

@@ -83,17 +83,10 @@ fn commit(request: u64, stream: StreamId) -> CommitRequest {
     Record::append("by hand").encode(&mut records);
     let bytes = records.len() as u32;
     CommitRequest {
-        request: RequestId(request),
         answered_below: RequestId(0),
-        kind: CommitKind::User,
-        read_version: Version::ZERO,
-        report_conflicts: false,
-        id: None,
-        lane: None,
-        reads: Ranges::default(),
-        writes: Ranges::default(),
         sections: vec![SectionEntry { stream, record_count: 1, bytes }],
         payload: records.freeze().into(),
+        ..CommitRequest::empty(CommitKind::User, RequestId(request))
     }
 }
 

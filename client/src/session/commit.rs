@@ -43,7 +43,7 @@ use common::{
 
 use super::lane::{self, LaneId, Turn};
 use super::question::{Ask, Reply, unexpected};
-use super::{Answer, Committed, Item, Key, Owner, PATIENCE_DOUBLINGS_MAX, Session};
+use super::{Answer, Committed, Item, Key, Owner, Session, patience_ms};
 use crate::transaction::{IdChoice, Sealed};
 use crate::{Block, Error};
 
@@ -279,9 +279,9 @@ impl Session {
 
     pub(super) fn place_commit(&mut self, cx: &mut Cx<'_>, key: Key) -> bool {
         let Some(commit) = self.commits.get(&key) else { return true };
-        let is_open = self.window.is_open(self.cluster.outstanding_count());
+        let is_open = || self.window.is_open(self.cluster.outstanding_count());
         match commit.phase {
-            Phase::Send | Phase::Fence if !is_open => false,
+            Phase::Send | Phase::Fence if !is_open() => false,
             Phase::Send => {
                 let proxy = match commit.lane {
                     Some(lane) => match self.lane_proxy(cx, lane, key) {
@@ -740,12 +740,11 @@ impl Session {
     }
 }
 
-/// How long a sent copy is waited for: longer each time that it was not enough. What is given up stays in the
-/// proxy's queue, so with the same haste for ever a queue longer than it would hold only what is given up.
+/// How long a sent copy is waited for. What is given up stays in the proxy's queue: without more and more
+/// patience a queue that takes longer would hold only what is given up.
 fn patience(cx: &Cx<'_>, commit: &Commit) -> Duration {
     let bytes_ms = commit.bytes * 1000 / BYTES_PER_SECOND_MIN;
-    let doublings = commit.timeouts.min(PATIENCE_DOUBLINGS_MAX);
-    Duration::from_millis((cx.knobs.client_timeout_ms << doublings) + bytes_ms)
+    Duration::from_millis(patience_ms(cx, commit.timeouts) + bytes_ms)
 }
 
 /// The first offset of the transaction's section in a block.

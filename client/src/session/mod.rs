@@ -70,6 +70,13 @@ use window::Window;
 const WAITING_CALLS_FACTOR: u64 = 8;
 /// The time for an answer is doubled this often at most.
 const PATIENCE_DOUBLINGS_MAX: u32 = 5;
+
+/// How long an answer is waited for, ms, after so many that did not come in time: longer each time that it
+/// was not enough. An answer that takes longer would never be heard with the same haste for ever.
+fn patience_ms(cx: &Cx<'_>, timeouts: u32) -> u64 {
+    cx.knobs.client_timeout_ms << timeouts.min(PATIENCE_DOUBLINGS_MAX)
+}
+
 /// How often one pump goes over what became ready meanwhile. What is left goes on with the next tick.
 const PUMP_ROUNDS_MAX: u32 = 4;
 /// Pullers of a session, at most.

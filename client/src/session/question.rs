@@ -20,7 +20,7 @@ use common::{
     Version,
 };
 
-use super::{Answer, Item, Key, Owner, PATIENCE_DOUBLINGS_MAX, Session};
+use super::{Answer, Item, Key, Owner, Session, patience_ms};
 
 /// What to ask.
 #[derive(Clone, Debug)]
@@ -217,10 +217,7 @@ impl Session {
             let detail = "no answer within client_timeout_ms";
             return self.deliver(cx, key, Reply::Refused(Refusal::new(Code::TimedOut, detail)));
         }
-        // Longer each time that it was not enough: an answer that takes longer is the same for the next
-        // target.
-        let doublings = question.timeouts.min(PATIENCE_DOUBLINGS_MAX);
-        let patience_ms = (cx.knobs.client_timeout_ms << doublings) + question.ask.wait_ms();
+        let patience_ms = patience_ms(cx, question.timeouts) + question.ask.wait_ms();
         let given_up = Duration::from_millis(patience_ms);
         if question.target.is_some() && cx.now.since(question.first_sent) >= given_up {
             question.timeouts += 1;

@@ -69,6 +69,26 @@ pub struct CommitRequest {
     pub payload: Payload,
 }
 
+impl CommitRequest {
+    /// A transaction that reads nothing, writes nothing and has no id: the ground for others.
+    #[must_use]
+    pub fn empty(kind: CommitKind, request: RequestId) -> Self {
+        Self {
+            request,
+            answered_below: request,
+            kind,
+            read_version: Version::ZERO,
+            report_conflicts: false,
+            id: None,
+            lane: None,
+            reads: Ranges::default(),
+            writes: Ranges::default(),
+            sections: Vec::new(),
+            payload: Payload::new(),
+        }
+    }
+}
+
 impl Body for CommitRequest {
     fn payload(&self) -> Option<&Payload> {
         Some(&self.payload)

@@ -15,6 +15,7 @@ use super::background;
 use super::directory::Directory;
 use super::engine::{Barrier, DriverInfo, Engine, EngineKind, choose_barrier};
 use super::handoff::{Inbox, Outbox};
+use super::idle::IdlePoll;
 use super::log::LogThread;
 use super::ring::Ring;
 
@@ -273,7 +274,8 @@ impl Driver {
             };
             // Nobody listens when the opener has gone; then the inbox is closed too.
             let _ = report.send(Ok(info));
-            LogThread::new(Arc::clone(shared), engine, barrier, options.idle_poll).run();
+            LogThread::new(Arc::clone(shared), engine, barrier, IdlePoll::new(options.idle_poll))
+                .run();
         })?;
         reported.recv().unwrap_or_else(|_| {
             let source = io::Error::other("the log thread died");

@@ -15,13 +15,14 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use common::disk::{DiskCompletion, DiskError, DiskOp, DiskOutput, DiskRequest, File};
 
 use super::api::Shared;
 use super::directory::Handle;
 use super::engine::{Barrier, Engine};
+use super::idle::IdlePoll;
 use super::plain;
 use super::ring::ReadJob;
 use super::staging::{RUN_BYTES_MAX, Write};
@@ -44,10 +45,7 @@ pub(super) struct LogThread {
     waiting: VecDeque<DiskRequest>,
     reads: VecDeque<DiskRequest>,
     done: Vec<DiskCompletion>,
-    /// How long the thread looks for work before it sleeps.
-    idle_poll: Duration,
-    /// How long the thread had to wait for work the last time.
-    last_wait: Duration,
+    idle: IdlePoll,
 }
 
 /// Neighbours in the queue that go to one file and share a barrier.
@@ -63,7 +61,7 @@ impl LogThread {
         shared: Arc<Shared>,
         engine: Engine,
         barrier: Barrier,
-        idle_poll: Duration,
+        idle: IdlePoll,
     ) -> Self {
         Self {
             shared,
@@ -72,8 +70,7 @@ impl LogThread {
             waiting: VecDeque::new(),
             reads: VecDeque::new(),
             done: Vec::new(),
-            idle_poll,
-            last_wait: Duration::MAX,
+            idle,
         }
     }
 
@@ -199,18 +196,18 @@ impl LogThread {
 
     /// Waits for work: awake for a moment if that has paid off, then asleep (D6).
     fn rest(&mut self) {
-        let begin = Instant::now();
-        if self.last_wait > 2 * self.idle_poll || !self.poll(begin) {
+        let since = Instant::now();
+        if !self.poll(since) {
             let mut waited = Ok(());
             self.shared.log.sleep(|signal| waited = self.engine.wait(signal));
             stay_alive(waited, "wait with");
         }
-        self.last_wait = begin.elapsed();
+        self.idle.waited(since);
     }
 
     /// Whether work came while the thread was looking for it. Whoever else wants the core gets it.
-    fn poll(&self, begin: Instant) -> bool {
-        while begin.elapsed() < self.idle_poll {
+    fn poll(&self, since: Instant) -> bool {
+        while self.idle.looks_on(since) {
             for _ in 0..POLL_LOOKS {
                 if !self.shared.log.is_empty() {
                     return true;

@@ -20,6 +20,7 @@
 //! | `handoff` | the queues, and the doorbell of a sleeping thread (loom-tested) |
 //! | `log` | the log thread: order, groups, barriers |
 //! | `background` | the background thread and the read thread |
+//! | `idle` | whether it pays to look for work before sleeping |
 //! | `engine` | which engine and which barrier: choice, fallback, start-up probe |
 //! | `ring` | io_uring; the only `unsafe` of the crate |
 //! | `plain` | pread, pwrite, fdatasync |
@@ -57,6 +58,8 @@ mod directory;
 #[cfg(not(loom))]
 mod engine;
 #[cfg(not(loom))]
+mod idle;
+#[cfg(not(loom))]
 mod log;
 #[cfg(not(loom))]
 mod plain;
@@ -71,6 +74,8 @@ mod tests;
 pub use api::{Driver, DriverStats, OUTSTANDING_MAX, OpenError, Options, SubmitError, Waker};
 #[cfg(not(loom))]
 pub use engine::{Barrier, DriverInfo, EngineKind, ProbeResult};
+#[cfg(not(loom))]
+pub use idle::IdlePoll;
 
 /// The contract suite of the disk seam: for the driver, and for every other implementation.
 #[cfg(all(not(loom), any(test, feature = "testing")))]

@@ -69,33 +69,31 @@ impl Bits {
 
     /// Whether a bit of `from..to` is set.
     pub(super) fn any(&self, from: usize, to: usize) -> bool {
-        if from >= to {
-            return false;
-        }
-        let (first, last) = (from / 64, (to - 1) / 64);
-        let (head, tail) = (from % 64, (to - 1) % 64 + 1);
-        if first == last {
-            return self.words[first] & mask(head, tail) != 0;
-        }
-        self.words[first] & mask(head, 64) != 0
-            || self.words[last] & mask(0, tail) != 0
-            || self.any_word(first + 1, last)
+        // The whole words between the first and the last one are asked by their summary.
+        any_in(&self.words, from, to, |from, to| {
+            any_in(&self.any, from, to, |from, to| self.any[from..to].iter().any(|word| *word != 0))
+        })
     }
+}
 
-    /// Whether a word of `from..to` has a bit.
-    fn any_word(&self, from: usize, to: usize) -> bool {
-        if from >= to {
-            return false;
-        }
-        let (first, last) = (from / 64, (to - 1) / 64);
-        let (head, tail) = (from % 64, (to - 1) % 64 + 1);
-        if first == last {
-            return self.any[first] & mask(head, tail) != 0;
-        }
-        self.any[first] & mask(head, 64) != 0
-            || self.any[last] & mask(0, tail) != 0
-            || self.any[first + 1..last].iter().any(|word| *word != 0)
+/// Whether a bit `from..to` of `words` is set; `between` says it of a range of whole words.
+fn any_in(
+    words: &[u64],
+    from: usize,
+    to: usize,
+    between: impl FnOnce(usize, usize) -> bool,
+) -> bool {
+    if from >= to {
+        return false;
     }
+    let (first, last) = (from / 64, (to - 1) / 64);
+    let (head, tail) = (from % 64, (to - 1) % 64 + 1);
+    if first == last {
+        return words[first] & mask(head, tail) != 0;
+    }
+    words[first] & mask(head, 64) != 0
+        || words[last] & mask(0, tail) != 0
+        || between(first + 1, last)
 }
 
 #[cfg(test)]

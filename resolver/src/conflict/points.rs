@@ -405,10 +405,8 @@ impl Points {
             _ => 0,
         };
         for reversed in looked_at {
-            let keys = &self.spill[&reversed];
-            let gone: Vec<_> =
-                keys.iter().filter(|(_, spilled)| spilled.seq <= self.dead).collect();
-            let gone: Vec<Box<[u8]>> = gone.into_iter().map(|(key, _)| key.clone()).collect();
+            let dead = self.spill[&reversed].iter().filter(|(_, spilled)| spilled.seq <= self.dead);
+            let gone: Vec<Box<[u8]>> = dead.map(|(key, _)| key.clone()).collect();
             let hash = reversed.reverse_bits();
             for key in gone {
                 self.unspill(self.place(hash), hash, &key);

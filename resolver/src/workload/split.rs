@@ -5,7 +5,7 @@
 //! range [e, s)        [e .. g) [g ..... q)      [q .. s)         one piece in each share that it meets
 //! ```
 
-use common::{KeyRange, RangeEnd, Ranges};
+use common::Ranges;
 
 use super::{Batch, Transaction, Workload};
 
@@ -57,17 +57,6 @@ impl Split {
     fn clip(&self, ranges: &Ranges, share: usize) -> Ranges {
         let begin: &[u8] = if share == 0 { &[] } else { &self.begins[share - 1] };
         let end = self.begins.get(share).map(Vec::as_slice);
-        let meets = |r: &KeyRange<'_>| end.is_none_or(|end| r.begin < end) && r.ends_after(begin);
-        ranges
-            .iter()
-            .filter(meets)
-            .map(|range| match range.end {
-                RangeEnd::Point => range,
-                RangeEnd::Before(last) => KeyRange {
-                    begin: range.begin.max(begin),
-                    end: RangeEnd::Before(end.map_or(last, |end| last.min(end))),
-                },
-            })
-            .collect()
+        ranges.iter().filter_map(|range| range.within(begin, end)).collect()
     }
 }

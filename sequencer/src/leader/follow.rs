@@ -62,10 +62,6 @@ impl Leader {
         if epoch < self.known_epoch() || (self.is_leading && epoch == self.epoch) {
             return;
         }
-        assert!(
-            epoch != self.epoch || !self.is_leading,
-            "{from:?} leads {epoch}, which was claimed here"
-        );
         self.heard = epoch;
         self.heard_from = Some(from.peer());
         match self.phase {

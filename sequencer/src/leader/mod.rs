@@ -268,17 +268,9 @@ impl Leader {
     /// Somebody refuses this epoch: a newer leader exists, or the receiver has lost its role.
     fn handle_refused(&mut self, cx: &mut Cx<'_>, from: Endpoint, code: Code) {
         let is_fenced = matches!(code, Code::WrongEpoch | Code::Locked);
-        if is_fenced && self.is_recovering_with(from.node) {
+        if is_fenced && self.is_past_finding() && self.lives.contains_key(&from.node) {
             self.give_way(cx, "fenced");
         }
-    }
-
-    fn is_recovering_with(&self, node: NodeId) -> bool {
-        let past_claim = !matches!(
-            self.phase,
-            Phase::Idle | Phase::Following | Phase::Reading { .. } | Phase::Claiming { .. }
-        );
-        past_claim && self.lives.contains_key(&node)
     }
 
     /// Starts over, because of `cause`.

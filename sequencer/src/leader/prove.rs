@@ -1,7 +1,7 @@
 //! Proving and Announcing: the recovery transaction through the normal path, then the nodes may serve.
 
 use common::message::{CommitKind, CommitOutcome, CommitReply, CommitRequest, Serve};
-use common::{Cx, Endpoint, Gather, Gathered, Note, Payload, Plant, Ranges, Role};
+use common::{Cx, Endpoint, Gather, Gathered, Note, Plant, Role};
 
 use super::{Leader, Phase};
 
@@ -15,17 +15,8 @@ impl Leader {
     pub(super) fn ask_for_proof(&mut self, cx: &mut Cx<'_>) {
         let plan = self.plan.as_ref().expect("proving follows a plan");
         let request = CommitRequest {
-            request: self.request,
-            answered_below: self.request,
-            kind: CommitKind::Recovery,
             read_version: plan.recovery_version,
-            report_conflicts: false,
-            id: None,
-            lane: None,
-            reads: Ranges::default(),
-            writes: Ranges::default(),
-            sections: Vec::new(),
-            payload: Payload::new(),
+            ..CommitRequest::empty(CommitKind::Recovery, self.request)
         };
         cx.send(plan.proxies[0], self.epoch, request);
     }

@@ -410,9 +410,19 @@ fn with_rival() -> World {
     world
 }
 
+fn from_rival(role: Role, epoch: u64, message: impl Into<Message>) -> Event {
+    let from = Peer { node: RIVAL, incarnation: Incarnation(1) }.endpoint(role);
+    Event::Message { from, epoch: Epoch(epoch), message: message.into() }
+}
+
 fn beat(epoch: u64) -> Event {
-    let from = Peer { node: RIVAL, incarnation: Incarnation(1) }.endpoint(Role::Leader);
-    Event::Message { from, epoch: Epoch(epoch), message: common::message::Beat {}.into() }
+    from_rival(Role::Leader, epoch, common::message::Beat {})
+}
+
+/// What a node answers that knows of no epoch.
+fn sign_of_life(world: &mut World) -> Message {
+    let find = common::message::FindCluster { request: RequestId(0) };
+    world.reply(&find.into()).expect("a node answers")
 }
 
 /// The rival takes the register to `epoch`.
@@ -437,10 +447,8 @@ fn a_recovery_goes_on_without_a_node_that_only_leads_and_tells_it_later() {
     serve_alone(&mut world);
     assert!(!world.leader.lives.contains_key(&RIVAL));
     world.elsewhere.clear();
-    let from = Peer { node: RIVAL, incarnation: Incarnation(3) }.endpoint(Role::Node);
-    let view = Message::FindCluster(common::message::FindCluster { request: RequestId(0) });
-    let view = world.reply(&view).unwrap();
-    world.run(Some(Event::Message { from, epoch: Epoch(1), message: view }));
+    let view = sign_of_life(&mut world);
+    world.run(Some(from_rival(Role::Node, 1, view)));
     assert_eq!(world.elsewhere, [(RIVAL, "Serve")]);
     assert_eq!(world.leader.epoch, Epoch(1));
 }
@@ -513,9 +521,7 @@ fn a_leader_that_stops_hands_over_and_the_heir_claims_at_once() {
     rival_claims(&mut world, 5);
     world.run(None);
     world.run(Some(beat(5)));
-    let from = Peer { node: RIVAL, incarnation: Incarnation(1) }.endpoint(Role::Leader);
-    let message = common::message::HandOver {}.into();
-    world.run(Some(Event::Message { from, epoch: Epoch(5), message }));
+    world.run(Some(from_rival(Role::Leader, 5, common::message::HandOver {})));
     assert_eq!(world.leader.epoch, Epoch(6));
     assert_eq!(world.leader.status().cause, "handed_over");
 }
@@ -537,14 +543,11 @@ fn a_log_that_ends_below_what_another_knows_committed_is_lost() {
     world.register = (Revision(1), state.encode());
     world.durable = Version(FENCE_JUMP_VERSIONS + 100);
     world.run(None);
-    let rival = Peer { node: RIVAL, incarnation: Incarnation(1) };
-    let view = Message::FindCluster(common::message::FindCluster { request: RequestId(0) });
-    let message = world.reply(&view).unwrap();
-    world.run(Some(Event::Message { from: rival.endpoint(Role::Node), epoch: Epoch(2), message }));
+    let view = sign_of_life(&mut world);
+    world.run(Some(from_rival(Role::Node, 2, view)));
     assert_eq!((world.leader.status().phase, &world.halts[..]), ("locking_logs", &[][..]));
     let durable = Version(FENCE_JUMP_VERSIONS + 99);
-    let message = Locked { durable, known_committed: Version(5) }.into();
-    let from = rival.endpoint(Role::LogServer);
-    world.run(Some(Event::Message { from, epoch: Epoch(2), message }));
+    let locked = Locked { durable, known_committed: Version(5) };
+    world.run(Some(from_rival(Role::LogServer, 2, locked)));
     assert_eq!(world.halts, ["log_lost"], "I3: what was acknowledged would go");
 }

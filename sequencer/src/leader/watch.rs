@@ -29,7 +29,7 @@ impl Leader {
         self.lives.retain(|node, _| {
             // Without a role it can be gone for as long as it likes.
             self.silent_ticks.get(node).is_none_or(|ticks| *ticks <= SILENT_TICKS_MAX)
-                || self.plan.as_ref().is_none_or(|plan| plays_role(plan, *node))
+                || has_role(self.plan.as_ref(), *node)
         });
         for node in self.lives.keys() {
             // While somebody is in doubt ticks are short: too short for the others.
@@ -40,10 +40,8 @@ impl Leader {
         if cx.planted(Plant::DeadRoleIgnored) {
             return;
         }
-        let is_over =
-            |node: &NodeId| self.plan.as_ref().is_some_and(|plan| plays_role(plan, *node));
         let mut silent = self.silent_ticks.iter().filter(|(_, ticks)| **ticks > SILENT_TICKS_MAX);
-        if silent.any(|(node, _)| is_over(node)) {
+        if silent.any(|(node, _)| has_role(self.plan.as_ref(), *node)) {
             self.recover(cx, "node_silent");
         }
     }
@@ -70,8 +68,8 @@ impl Leader {
         }
         let is_ignored = cx.planted(Plant::DeadRoleIgnored);
         let is_new = known.is_some_and(|peer| peer != from.peer());
-        let plays = self.plan.as_ref().is_none_or(|plan| plays_role(plan, from.node));
-        if self.is_past_finding() && is_new && plays && !is_ignored {
+        let is_needed = has_role(self.plan.as_ref(), from.node);
+        if self.is_past_finding() && is_new && is_needed && !is_ignored {
             return self.recover(cx, "node_restarted");
         }
         // One that came late, or anew and had no role, serves by naming those that have one.
@@ -109,6 +107,9 @@ impl Leader {
     }
 }
 
-fn plays_role(plan: &EpochPlan, node: NodeId) -> bool {
-    plan.leader.node == node || all_roles(plan).iter().any(|role| role.node == node)
+/// Whether the epoch can't do without the node. Before there is a plan, it may be any.
+fn has_role(plan: Option<&EpochPlan>, node: NodeId) -> bool {
+    plan.is_none_or(|plan| {
+        plan.leader.node == node || all_roles(plan).iter().any(|role| role.node == node)
+    })
 }

@@ -27,7 +27,7 @@ use common::quic::tls::{Development, ServerTls};
 use common::quic::{CloseCode, Event, QuicEndpoint};
 use common::register::{RegisterAnswer, RegisterRequest};
 use common::{Halt, Knobs, Note, Prng, Time, WallTime};
-use logserver::driver::{Driver, Options as DriverOptions};
+use logserver::driver::{Driver, IdlePoll, Options as DriverOptions};
 use node::{Node, NodeEvent, NodeOutput, Surroundings};
 use sequencer::leader::Topology;
 use tokio::sync::{Notify, mpsc};
@@ -87,10 +87,7 @@ pub struct Host {
     outputs: Vec<NodeOutput>,
     meters: Meters,
     halt: Option<Halt>,
-    /// How long the loop looks for work before it sleeps.
-    idle_poll: Duration,
-    /// How long it had to wait the last time.
-    last_wait: Duration,
+    idle: IdlePoll,
 }
 
 impl Host {
@@ -136,8 +133,7 @@ impl Host {
             outputs: Vec::new(),
             meters: Meters::default(),
             halt: None,
-            idle_poll: options.disk.idle_poll,
-            last_wait: Duration::MAX,
+            idle: IdlePoll::new(options.disk.idle_poll),
         })
     }
 
@@ -199,15 +195,14 @@ impl Host {
                 () = std::future::ready(()), if has_work => {}
                 () = sleep_until(next) => {}
             }
-            self.last_wait = idle_since.elapsed();
+            self.idle.waited(idle_since);
         }
     }
 
-    /// Looks for work for a moment before the loop sleeps, if it did not have to wait for much longer the
-    /// last time: with few clients, being woken again and again takes as long as the flushes. Whether there
-    /// is any.
+    /// Looks for work for a moment before the loop sleeps: with few clients, being woken again and again
+    /// takes as long as the flushes. Whether there is any.
     async fn poll_for_work(&self, since: Instant) -> bool {
-        while self.last_wait <= 2 * self.idle_poll && since.elapsed() < self.idle_poll {
+        while self.idle.looks_on(since) {
             let is_due = self.timers.next_at().is_some_and(|at| at <= self.now());
             if is_due || self.driver.has_completions() || !self.events.is_empty() {
                 return true;

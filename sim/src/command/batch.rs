@@ -277,9 +277,7 @@ impl Summary {
             .map(|mark| mark.name())
             .collect();
         let is_due = self.seeds >= FAULT_SEEDS;
-        let is_drawn = |kind: &&str| {
-            !(options.without_damage && ["bit_rot", "latent_error", "misdirect"].contains(kind))
-        };
+        let is_drawn = |kind: &&str| !(options.without_damage && Fault::DAMAGE.contains(kind));
         let kinds = Fault::KINDS.iter().copied().filter(is_drawn);
         self.faults_unhit = kinds
             .filter(|kind| is_due && self.faults.get(kind).is_none_or(|count| *count == 0))

@@ -64,7 +64,7 @@ pub(super) fn explore_scopes(args: &ExploreArgs) -> ExitCode {
 }
 
 fn searches(args: &ExploreArgs) -> Result<Vec<Search>, String> {
-    let plants = args.plant.as_deref().map_or(Ok(common::Plants::NONE), bugs::plant_named)?;
+    let plants = bugs::plant_named(args.plant.as_deref())?;
     let is_asked = |scope: &Scope| args.scope.as_deref().is_none_or(|name| name == scope.name());
     let scopes: Vec<Scope> = Scope::ALL.iter().copied().filter(is_asked).collect();
     if scopes.is_empty() {

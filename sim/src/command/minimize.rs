@@ -21,7 +21,7 @@ pub(super) struct ShrinkArgs {
 }
 
 pub(super) fn shrink_seed(args: &ShrinkArgs) -> ExitCode {
-    let plants = match args.plant.as_deref().map_or(Ok(common::Plants::NONE), bugs::plant_named) {
+    let plants = match bugs::plant_named(args.plant.as_deref()) {
         Ok(plants) => plants,
         Err(what) => {
             say(&what);

@@ -3,8 +3,7 @@
 use common::message::{CommitKind, CommitRequest};
 use common::wire::Envelope;
 use common::{
-    Endpoint, Epoch, Incarnation, KeyRange, Knobs, NodeId, Payload, Peer, Plants, Ranges,
-    RequestId, Role, Version,
+    Endpoint, Epoch, Incarnation, KeyRange, Knobs, NodeId, Peer, Plants, Ranges, RequestId, Role,
 };
 use sequencer::leader::Topology;
 
@@ -144,17 +143,8 @@ fn commit(small: &mut Small, node: NodeId, proxy: u8, client: u64) {
     let client = Peer { node: NodeId(FIRST_CLIENT + client), incarnation: Incarnation(1) };
     let key = client.node.0.to_be_bytes();
     let request = CommitRequest {
-        request: RequestId(1),
-        answered_below: RequestId(1),
-        kind: CommitKind::User,
-        read_version: Version::ZERO,
-        report_conflicts: false,
-        id: None,
-        lane: None,
-        reads: Ranges::default(),
         writes: Ranges::from_ranges([KeyRange::point(&key)]),
-        sections: Vec::new(),
-        payload: Payload::new(),
+        ..CommitRequest::empty(CommitKind::User, RequestId(1))
     };
     let envelope = Envelope {
         from: client.endpoint(Role::Client),

@@ -391,7 +391,14 @@ impl Small {
         };
         let answer = RegisterAnswer { id: request.id, outcome };
         self.post(Letter::Answer { to: *from, answer });
-        if posted.letter.is_write() {
+        self.leave_write(&posted.letter);
+    }
+
+    /// A write of somebody who does not listen any more may still be carried out.
+    fn leave_write(&mut self, letter: &Letter) {
+        if let Letter::Ask { from, request, .. } = letter
+            && letter.is_write()
+        {
             let (from, request) = (*from, request.clone());
             self.post(Letter::Ask { from, request, is_answered: false });
         }
@@ -427,14 +434,7 @@ impl Small {
         for (_, posted) in core::mem::take(&mut self.letters) {
             match &*posted.letter {
                 letter if letter.receiver() == Some(over) => {}
-                Letter::Ask { from, .. } if *from == over => {
-                    if let Letter::Ask { from, request, .. } = &*posted.letter
-                        && posted.letter.is_write()
-                    {
-                        let (from, request) = (*from, request.clone());
-                        self.post(Letter::Ask { from, request, is_answered: false });
-                    }
-                }
+                Letter::Ask { from, .. } if *from == over => self.leave_write(&posted.letter),
                 letter => drop(self.letters.insert(digest_of(letter), posted)),
             }
         }

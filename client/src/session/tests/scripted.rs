@@ -4,8 +4,7 @@ use core::time::Duration;
 
 use common::message::{CommitKind, CommitOutcome, CommitRequest};
 use common::{
-    Code, IdempotencyId, KeyRange, Mark, NodeId, Offset, Payload, Ranges, RequestId, StreamId,
-    Version,
+    Code, IdempotencyId, KeyRange, Mark, NodeId, Offset, Ranges, RequestId, StreamId, Version,
 };
 
 use super::fake::Fake;
@@ -61,17 +60,10 @@ fn elsewhere(fake: &mut Fake, key: &[u8], id: Option<IdempotencyId>) -> Version 
 fn elsewhere_now(fake: &mut Fake, key: &[u8], id: Option<IdempotencyId>) -> Version {
     let read_version = fake.newest();
     let outcome = fake.commit_directly(&CommitRequest {
-        request: RequestId(1),
-        answered_below: RequestId(1),
-        kind: CommitKind::User,
         read_version,
-        report_conflicts: false,
         id,
-        lane: None,
-        reads: Ranges::default(),
         writes: Ranges::from_ranges([KeyRange::point(key)]),
-        sections: Vec::new(),
-        payload: Payload::new(),
+        ..CommitRequest::empty(CommitKind::User, RequestId(1))
     });
     match outcome {
         CommitOutcome::Committed { position, .. } => position.version,
@@ -207,19 +199,8 @@ fn a_blind_commit_is_never_too_old() {
     commit(&mut fake, 1, line());
     committed(&mut fake, 1);
     for _ in 0..fake.knobs.life_versions / 10 + 1 {
-        let _ = fake.commit_directly(&CommitRequest {
-            request: RequestId(1),
-            answered_below: RequestId(1),
-            kind: CommitKind::User,
-            read_version: Version(0),
-            report_conflicts: false,
-            id: None,
-            lane: None,
-            reads: Ranges::default(),
-            writes: Ranges::default(),
-            sections: Vec::new(),
-            payload: Payload::new(),
-        });
+        let empty = CommitRequest::empty(CommitKind::User, RequestId(1));
+        let _ = fake.commit_directly(&empty);
     }
     commit(&mut fake, 2, line());
     let second = committed(&mut fake, 2);

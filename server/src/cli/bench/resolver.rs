@@ -43,6 +43,11 @@ pub(super) fn cpu_ns() -> u64 {
     time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }
 
+/// What a node lets eviction look at after each batch.
+fn eviction_entries() -> usize {
+    usize::try_from(Knobs::default().eviction_entries).unwrap_or(usize::MAX)
+}
+
 pub(super) fn run(args: &ResolverArgs, output: Output) -> Result<()> {
     if args.calibrate {
         return calibrate::run(output);
@@ -102,8 +107,7 @@ impl Run {
     fn new(workload: &Workload) -> Self {
         let mut run = Self {
             set: ConflictSet::new(Version::ZERO),
-            eviction_entries: usize::try_from(Knobs::default().eviction_entries)
-                .unwrap_or(usize::MAX),
+            eviction_entries: eviction_entries(),
             batch_ns: Vec::with_capacity(workload.measured),
             evict_max_ns: 0,
             ranges: 0,

@@ -14,7 +14,7 @@ use common::Version;
 use common::message::Verdict;
 use serde_json::json;
 
-use super::{cpu_ns, round};
+use super::{cpu_ns, eviction_entries, round};
 use crate::cli::output::Output;
 
 /// What one resolver did.
@@ -22,6 +22,28 @@ struct Share {
     /// For each transaction, those of the warm-up included, whether it may commit.
     yes: Vec<bool>,
     cpu_ns: u64,
+}
+
+/// What the verdicts come to.
+struct Tally {
+    /// Transactions behind the warm-up.
+    measured: usize,
+    commit_ratio: f64,
+    /// Verdicts, those of the warm-up included, that are not those of the first count.
+    differ: Option<usize>,
+}
+
+impl Tally {
+    fn of(workload: &Workload, yes: &[bool], alone: Option<&[bool]>) -> Self {
+        let measured = &yes[workload.warm_up * workload.transactions..];
+        let committed = measured.iter().filter(|yes| **yes).count();
+        let differ = |alone: &[bool]| alone.iter().zip(yes).filter(|(one, all)| one != all).count();
+        Self {
+            measured: measured.len(),
+            commit_ratio: round(committed as f64 / measured.len() as f64, 4),
+            differ: alone.map(differ),
+        }
+    }
 }
 
 pub(super) fn run(
@@ -50,21 +72,18 @@ pub(super) fn run(
         let yes: Vec<bool> = (0..shares[0].yes.len())
             .map(|index| shares.iter().all(|share| share.yes[index]))
             .collect();
-        let measured = &yes[workload.warm_up * workload.transactions..];
-        let committed = measured.iter().filter(|yes| **yes).count();
+        let tally = Tally::of(workload, &yes, alone.as_deref());
+        let measured = tally.measured as f64;
         let slowest_ns = shares.iter().map(|share| share.cpu_ns).max().unwrap_or(1);
         let total_ns: u64 = shares.iter().map(|share| share.cpu_ns).sum();
-        let differ = alone.as_ref().map(|alone| {
-            alone.iter().zip(&yes).filter(|(alone, together)| alone != together).count()
-        });
         let json = json!({
             "workload": workload.name,
             "shards": split.shares(),
-            "commit_ratio": round(committed as f64 / measured.len() as f64, 4),
-            "verdicts_that_differ": differ,
-            "ns_per_txn_of_slowest_shard": round(slowest_ns as f64 / measured.len() as f64, 1),
-            "ns_per_txn_of_all": round(total_ns as f64 / measured.len() as f64, 1),
-            "tps": (1e9 * measured.len() as f64 / slowest_ns as f64).round(),
+            "commit_ratio": tally.commit_ratio,
+            "verdicts_that_differ": tally.differ,
+            "ns_per_txn_of_slowest_shard": round(slowest_ns as f64 / measured, 1),
+            "ns_per_txn_of_all": round(total_ns as f64 / measured, 1),
+            "tps": (1e9 * measured / slowest_ns as f64).round(),
             "wall_seconds_with_generating": round(begin.elapsed().as_secs_f64(), 1),
         });
         output.print(&json, || {
@@ -88,17 +107,13 @@ fn settle_after(workload: &Workload, counts: &[usize], after: usize, output: Out
     for &count in counts {
         let split = Split::of(workload, count);
         let yes = settled(workload, &split, after, batches);
-        let measured = &yes[workload.warm_up * workload.transactions..];
-        let committed = measured.iter().filter(|yes| **yes).count();
-        let differ = alone.as_ref().map(|alone| {
-            alone.iter().zip(&yes).filter(|(alone, together)| alone != together).count()
-        });
+        let tally = Tally::of(workload, &yes, alone.as_deref());
         let json = json!({
             "workload": workload.name,
             "shards": split.shares(),
             "settled_after_batches": after,
-            "commit_ratio": round(committed as f64 / measured.len() as f64, 4),
-            "verdicts_that_differ": differ,
+            "commit_ratio": tally.commit_ratio,
+            "verdicts_that_differ": tally.differ,
         });
         output.print(&json, || {
             format!(
@@ -121,7 +136,7 @@ fn decide(workload: &Workload, split: &Split, share: usize) -> Share {
         let begin = cpu_ns();
         set.advance_oldest(batch.oldest);
         let decided = set.decide(batch.version, &candidates);
-        set.evict(256);
+        set.evict(eviction_entries());
         if index >= workload.warm_up {
             result.cpu_ns += cpu_ns() - begin;
         }
