@@ -76,6 +76,8 @@ pub(super) struct Commit {
     fenced: bool,
     /// Whether the caller's id is known unused at the read version.
     is_checked: bool,
+    /// The question to a log server that is on its way: one at a time, so an answer fits the phase.
+    asked: Option<Key>,
     /// The id counts as unused at or below this version, whatever the log forgets later. A caller's id counts
     /// so at the beginning: who uses one again must do so while the log remembers it.
     absent_through: Version,
@@ -203,6 +205,7 @@ impl Session {
             timeouts: 0,
             fenced: false,
             is_checked: false,
+            asked: None,
             absent_through: Version::ZERO,
         };
         self.commits.insert(key, commit);
@@ -270,7 +273,7 @@ impl Session {
             commit.phase = Phase::Check;
             let at_least = commit.request.read_version;
             let deadline = Some(commit.deadline);
-            self.ask(cx, Owner::Commit(key), Ask::FindId { id, at_least }, deadline);
+            self.ask_log(cx, key, Ask::FindId { id, at_least }, deadline);
         } else {
             commit.phase = Phase::Send;
             self.ready.insert(Item::Commit(key));
@@ -571,12 +574,20 @@ impl Session {
         let id = commit.request.id.expect("only a transaction with an id is looked for");
         commit.phase = Phase::Find(at_least);
         self.alarms.clear(Item::Commit(key));
-        self.ask(cx, Owner::Commit(key), Ask::FindId { id, at_least }, None);
+        self.ask_log(cx, key, Ask::FindId { id, at_least }, None);
+    }
+
+    fn ask_log(&mut self, cx: &mut Cx<'_>, key: Key, ask: Ask, deadline: Option<Time>) {
+        let asked = self.ask(cx, Owner::Commit(key), ask, deadline);
+        let commit = self.commits.get_mut(&key).expect("the caller has looked it up");
+        let earlier = commit.asked.replace(asked);
+        assert_eq!(earlier, None, "{key:?} asks {asked:?} in {:?}", commit.phase);
     }
 
     /// An answer of a log server for a commit.
     pub(super) fn handle_commit_told(&mut self, cx: &mut Cx<'_>, key: Key, reply: Reply) {
-        let Some(commit) = self.commits.get(&key) else { return };
+        let Some(commit) = self.commits.get_mut(&key) else { return };
+        assert!(commit.asked.take().is_some(), "{key:?} is told in {:?}", commit.phase);
         match (commit.phase.clone(), reply) {
             (Phase::Check, Reply::Message(Message::IdFound(reply))) => match reply.found {
                 Some(found) => self.locate(cx, key, found, 0),
@@ -678,8 +689,10 @@ impl Session {
         };
         let commit = self.commits.get_mut(&key).expect("the caller has looked it up");
         commit.phase = Phase::Locate(found, place);
+        // The time for a verdict is over: there is one. The question has a time of its own.
+        self.alarms.clear(Item::Commit(key));
         let deadline = cx.now.plus(Duration::from_millis(cx.knobs.client_timeout_ms));
-        self.ask(cx, Owner::Commit(key), ask, Some(deadline));
+        self.ask_log(cx, key, ask, Some(deadline));
     }
 
     fn handle_located(
@@ -703,6 +716,7 @@ impl Session {
         if let Reply::Message(Message::Pulled(pulled)) = reply
             && pulled.versions.first().is_some_and(|first| first.version == found.position.version)
             && let Some([entry]) = pulled.blocks.get(..pulled.versions[0].block_count as usize)
+            && entry.stream == found.sections[place].stream
             && let Some(body) = pulled.payload.slice(0, entry.bytes as usize)
         {
             found.sections[place].base_offset = offset_in(found.position, entry, &body);

@@ -131,6 +131,34 @@ fn offsets_that_a_log_server_does_not_know_yet_are_not_taken_for_trimmed() {
 }
 
 #[test]
+fn an_offset_is_taken_from_the_block_that_was_asked_for_when_time_ran_out_meanwhile() {
+    let mut fake = Fake::connected(2);
+    let streams: Vec<StreamId> = (16..40).map(StreamId).collect();
+    // No two streams have the same next offset.
+    for (earlier, stream) in streams.iter().enumerate() {
+        let mut filling = Transaction::new();
+        for _ in 0..earlier {
+            filling.append(*stream, "filling");
+        }
+        commit(&mut fake, 100 + earlier as u64, filling);
+        committed(&mut fake, 100 + earlier as u64);
+    }
+    let mut transaction = Transaction::new();
+    transaction.idempotency_id(ID);
+    for stream in &streams {
+        transaction.append(*stream, "x");
+    }
+    commit(&mut fake, 1, transaction.clone());
+    let first = committed(&mut fake, 1);
+    // The log says late that the id is used, and later still at which offsets: `client_timeout_ms` ends between.
+    fake.lose = vec!["IdFound", "IdFound", "Pulled", "Pulled", "Pulled"];
+    commit(&mut fake, 2, transaction);
+    let second = committed(&mut fake, 2);
+    assert_eq!(fake.lose, Vec::<&str>::new(), "everything that was to be lost was lost");
+    assert_eq!((second.position, second.offsets), (first.position, first.offsets));
+}
+
+#[test]
 fn a_commit_that_never_arrived_is_fenced_and_sent_again() {
     let mut fake = Fake::connected(3);
     read_version(&mut fake);
