@@ -85,6 +85,8 @@ marks! {
     FooterUsed "logserver.footer_used" Common,
     /// A segment without a whole footer was scanned.
     FooterMissing "logserver.footer_missing" Common,
+    /// What nothing vouched for was written again when the log was opened.
+    WrittenAgain "logserver.written_again" Common,
     /// A pull was served from memory.
     PullFromTail "logserver.pull_from_tail" Common,
     /// A pull was served by reads.

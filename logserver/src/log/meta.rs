@@ -72,9 +72,9 @@ impl MetaSlots {
         !self.is_dirty && self.written == self.persisted
     }
 
-    /// The file of the newest generation, if there is one.
-    pub(super) fn newest_slot(&self) -> Option<File> {
-        (self.written > 0).then(|| File::Meta(slot_of(self.written)))
+    /// The slot of the newest generation, if there is one.
+    pub(super) fn newest_slot(&self) -> Option<u8> {
+        (self.written > 0).then(|| slot_of(self.written))
     }
 
     pub(super) const fn locked(&self) -> Epoch {

@@ -24,6 +24,8 @@ struct FileState {
     durable: Vec<u8>,
     /// By page: what was written since the last barrier.
     written: BTreeMap<usize, Vec<Bytes>>,
+    /// Pages of those that a failed barrier gave up: only a new write makes them durable.
+    given_up: BTreeSet<usize>,
 }
 
 /// A disk in memory.
@@ -188,6 +190,17 @@ impl MemoryDisk {
         self.reads.clear();
     }
 
+    /// The write at the front of the log lane is carried out, its barrier fails, and nobody hears so.
+    pub fn fail_barrier_unheard(&mut self) {
+        let request = self.log_lane.pop_front().expect("a write waits");
+        let DiskOp::Write { file, offset, data, durable: true } = request.op else {
+            panic!("{:?} is no durable write", request.op)
+        };
+        let state = self.files.get_mut(&file).expect("the file exists");
+        state.write(offset, &data.contiguous(), matches!(file, File::Meta(_)));
+        state.given_up = state.written.keys().copied().collect();
+    }
+
     /// A power cut: also, what was not synced is kept, lost or torn page by page.
     pub fn crash(&mut self, prng: &mut Prng) {
         self.kill(prng);
@@ -252,7 +265,7 @@ impl MemoryDisk {
 
 impl FileState {
     fn zeros(bytes: u64) -> Self {
-        Self { durable: vec![0; bytes as usize], written: BTreeMap::new() }
+        Self { durable: vec![0; bytes as usize], ..Self::default() }
     }
 
     fn len(&self) -> u64 {
@@ -286,13 +299,19 @@ impl FileState {
         for (place, chunk) in data.chunks(PAGE).enumerate() {
             let mut page = chunk.to_vec();
             page.resize(PAGE, 0);
-            let versions = self.written.entry(offset as usize / PAGE + place).or_default();
-            versions.push(page.into());
+            let place = offset as usize / PAGE + place;
+            self.given_up.remove(&place);
+            self.written.entry(place).or_default().push(page.into());
         }
     }
 
     fn sync(&mut self) {
-        for (page, versions) in core::mem::take(&mut self.written) {
+        let (given_up, written) = core::mem::take(&mut self.written)
+            .into_iter()
+            .partition(|(p, _)| self.given_up.contains(p));
+        self.written = given_up;
+        let written: BTreeMap<usize, Vec<Bytes>> = written;
+        for (page, versions) in written {
             let last = versions.last().expect("a written page has a version");
             self.put(page, last);
         }
@@ -307,6 +326,7 @@ impl FileState {
     }
 
     fn crash(&mut self, prng: &mut Prng) {
+        self.given_up.clear();
         for (page, versions) in core::mem::take(&mut self.written) {
             let last = versions.last().expect("a written page has a version").clone();
             match prng.below(4) {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! List -> meta slots -> first and last page of each segment -> each segment in order: footer, or scan
-//!      -> blocks of the stream of ids -> barriers -> footers and meta, durable -> open
+//!      -> blocks of the stream of ids -> what is in doubt, again -> barriers -> footers and meta, durable -> open
 //! ```
 //!
 //! - A segment goes on from the one before: by sequence and hash, unless segments between were recycled.
@@ -12,14 +12,16 @@
 //!   (`corrupt_log`).
 //! - Blocks that a later epoch dropped, by its start in the meta, are passed over.
 
+mod doubt;
 mod segments;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::Bytes;
 use common::disk::{DiskError, DiskOp, DiskOutput, File, Lane, PAGE_BYTES, padded};
-use common::{Cx, Note, Payload, SegmentId, StreamId, Version};
+use common::{Cx, Note, SegmentId, StreamId, Version};
 
+use self::doubt::InDoubt;
 use super::{Log, LogEvent, Phase, Purpose, data, segment_file};
 use crate::format::meta::{MetaChoice, choose};
 use crate::format::scan::Scanner;
@@ -40,7 +42,23 @@ pub(super) enum OpenOp {
     ReadHeader(SegmentId),
     ReadTrailer(SegmentId),
     ReadFooter(SegmentId),
-    ReadChunk { id: SegmentId, offset: u64, bytes: u64 },
+    ReadChunk {
+        id: SegmentId,
+        offset: u64,
+        bytes: u64,
+    },
+    /// What is in doubt of a segment, through `end`.
+    ReadAgain {
+        id: SegmentId,
+        offset: u64,
+        end: u64,
+    },
+    /// The same, written through `next`.
+    WriteAgain {
+        id: SegmentId,
+        next: u64,
+        end: u64,
+    },
     Barrier,
 }
 
@@ -59,6 +77,7 @@ pub(super) struct Opening {
     torn_frames: u64,
     /// Files that are no part of the log and yet hold something under their own id.
     used: BTreeSet<SegmentId>,
+    in_doubt: InDoubt,
     /// A torn end that the next segment must agree with.
     torn: Option<(SegmentId, String)>,
     /// Blocks of ids that are still to be read.
@@ -144,6 +163,14 @@ impl Log {
             (OpenOp::CreateMeta, Ok(_)) => self.after_meta_files(cx),
             (OpenOp::Barrier, Ok(_)) => {
                 self.after_barriers(cx);
+                Ok(())
+            }
+            (OpenOp::ReadAgain { id, offset, end }, Ok(output)) => {
+                self.take_again(cx, id, offset, end, data(output));
+                Ok(())
+            }
+            (OpenOp::WriteAgain { id, next, end }, Ok(_)) => {
+                self.after_again(cx, id, next, end);
                 Ok(())
             }
             (op @ OpenOp::Barrier, Err(error)) => {
@@ -284,31 +311,6 @@ impl Log {
             return;
         }
         self.sync_what_was_found(cx);
-    }
-
-    /// What was read may have been written by a process that died before its barrier, and may not be durable
-    /// yet. Nothing is promised on it before a barrier, or a fact that was only written after one, vouches
-    /// for it:
-    ///
-    /// ```text
-    /// frames of a segment that another one follows      the first group of that one
-    /// frames of the last segment, unsealed              a barrier, before its footer is written
-    ///                             sealed                a barrier: that footer may be in a cache only
-    /// the footer of a segment that another one follows  nobody; without it the frames are read again
-    /// the newest meta slot                              a barrier, before the other slot is overwritten
-    /// what else the meta slots held                     was vouched for when the newest was written
-    /// ```
-    ///
-    /// A trailer says that the frames before it are durable: the next opening reads none of them. Footer and
-    /// frames under one barrier would not do, since of what a failed barrier loses the trailer may be what
-    /// is left.
-    fn sync_what_was_found(&mut self, cx: &mut Cx<'_>) {
-        let last = self.segments.last_key_value().map(|(id, _)| segment_file(*id));
-        for file in last.into_iter().chain(self.meta.newest_slot()) {
-            let (offset, data, durable) = (0, Payload::new(), true);
-            self.ask(cx, OpenOp::Barrier, DiskOp::Write { file, offset, data, durable });
-        }
-        self.after_barriers(cx);
     }
 
     /// Writes the footers that are missing, and the next meta generation, which also says that the log may

@@ -212,6 +212,7 @@ impl Log {
         };
         let last = segment.last;
         self.segments.insert(id, segment);
+        self.opening().in_doubt.clear();
         for entry in &footer.entries {
             let block = BlockRef {
                 version: entry.version,
@@ -394,6 +395,7 @@ impl Log {
             segment.has_header = true;
             segment.first_sequence = header.sequence;
             self.segments.insert(id, segment);
+            self.opening().in_doubt.clear();
         }
         let epoch_before = self.segments[&id].last_epoch();
         let segment = self.segments.get_mut(&id).expect("it was just entered");
@@ -415,7 +417,12 @@ impl Log {
             segment.live_blocks -= 1;
             self.restore_block(id, entry.stream, header.epoch, block)?;
         }
-        self.enter_tip(id, tip)
+        self.enter_tip(id, tip)?;
+        let known_committed = self.known_committed;
+        let in_doubt = &mut self.opening().in_doubt;
+        in_doubt.enter(tip.version, frame.offset);
+        in_doubt.vouch(known_committed);
+        Ok(())
     }
 
     fn finish_scan(&mut self, cx: &mut Cx<'_>, id: SegmentId) -> Judged<()> {

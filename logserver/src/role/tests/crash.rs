@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use common::disk::{File, PAGE_BYTES};
-use common::message::{Announce, Message, Trim};
-use common::{Mark, Note, Offset, Prng, RequestId, SegmentId, StreamId, Version};
+use common::message::{Announce, Lock, Message, Trim};
+use common::{Epoch, Mark, Note, Offset, Prng, RequestId, SegmentId, StreamId, Version};
 
 use crate::Standing;
 use crate::format::segment::SegmentHeader;
-use crate::testing::rig::{JUMP, Rig, body, client, proxy, push, push_of};
+use crate::testing::rig::{JUMP, Rig, body, client, leader, proxy, push, push_of};
 
 const STREAMS: [u64; 3] = [17, 18, 40];
 
@@ -405,6 +405,64 @@ fn a_footer_never_outlives_the_frames_before_it() {
         }
     }
     assert!(from_cache > 100, "{from_cache} cuts found frames that only a cache held");
+}
+
+/// A process dies before it hears that its barrier failed. What it wrote reads back and no later barrier makes
+/// it durable: what the next process promises must survive a power cut all the same.
+#[test]
+fn what_a_failed_barrier_gave_up_is_written_again_before_it_counts() {
+    let (mut found, mut lost) = (0, 0);
+    for (seed, pushed) in (0..20).flat_map(|seed| (0..4).map(move |pushed| (seed, pushed))) {
+        let mut rig = Rig::serving(seed);
+        for version in 0..pushed {
+            rig.push(1, push(10 * version, 10 * version + 10, &[(17, 1, 9000)]));
+            rig.settle();
+        }
+        rig.push(1, push(10 * pushed, 10 * pushed + 10, &[(17, 1, 9000)]));
+        rig.disk.fail_barrier_unheard();
+        rig.restart();
+        while rig.server.status().standing == Standing::Opening {
+            assert!(rig.disk_step(), "it opens: {:?}", rig.halts);
+            let mut disk = rig.disk.clone();
+            disk.crash(&mut Prng::derive(seed, "cut", pushed));
+            let mut then = Rig::with(seed, rig.knobs.clone(), disk);
+            then.settle();
+            assert_eq!(then.halts, [], "seed {seed} after {pushed}");
+            let durable = then.server.status().durable;
+            lost += u32::from(durable == Version(10 * pushed));
+            assert!(durable >= Version(10 * pushed), "seed {seed} after {pushed}: {durable}");
+        }
+        let promised = rig.server.status().durable;
+        found += u32::from(promised == Version(10 * pushed + 10));
+        rig.crash();
+        rig.settle();
+        assert_eq!((rig.halts.as_slice(), rig.server.status().durable), (&[][..], promised));
+    }
+    assert!(found == 80 && lost > 80, "found {found} times, lost by {lost} cuts before");
+}
+
+/// The same with a lock: the newest meta slot reads back and is not durable.
+#[test]
+fn a_lock_whose_barrier_failed_is_written_again_before_it_counts() {
+    for seed in 0..40 {
+        let mut rig = Rig::serving(seed);
+        rig.send(leader(), 2, Lock {});
+        rig.disk.fail_barrier_unheard();
+        rig.restart();
+        while rig.server.status().standing == Standing::Opening {
+            assert!(rig.disk_step(), "it opens: {:?}", rig.halts);
+            let mut disk = rig.disk.clone();
+            disk.crash(&mut Prng::derive(seed, "cut", 0));
+            let mut then = Rig::with(seed, rig.knobs.clone(), disk);
+            then.settle();
+            assert_eq!(then.halts, [], "seed {seed}");
+        }
+        let promised = rig.server.status().locked;
+        assert_eq!(promised, Epoch(2), "it reads back");
+        rig.crash();
+        rig.settle();
+        assert_eq!((rig.halts.as_slice(), rig.server.status().locked), (&[][..], promised));
+    }
 }
 
 /// The first group of a segment is torn, and the segment is no part of the log: its id is used again, its
