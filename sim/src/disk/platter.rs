@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! write --> cache (current) --barrier--> durable          power cut: each sector of a page that no barrier
-//!              |                            |             has covered is old, new or garbage, on its own
-//!              `-- read                     `-- what a power cut is sure to leave
+//!              |                            |             has covered is old, new or garbage, on its own; one that
+//!              `-- read                     |             was overwritten with what it held stays
+//!                                           `-- what a power cut is sure to leave
 //! ```
 
 use std::collections::BTreeMap;
@@ -331,17 +332,33 @@ fn fate(history: &[Page], current: Page, mood: Mood, prng: &mut Prng) -> Page {
             let mut page = BytesMut::zeroed(PAGE);
             for sector in page.chunks_exact_mut(SECTOR).enumerate() {
                 let (place, sector) = sector;
-                if matches!(mood, Mood::WithGarbage) && prng.chance(1, 3) {
+                let range = place * SECTOR..(place + 1) * SECTOR;
+                if let Some(same) = same_in_all(history, current.as_ref(), range.clone()) {
+                    sector.copy_from_slice(same);
+                } else if matches!(mood, Mood::WithGarbage) && prng.chance(1, 3) {
                     for word in sector.chunks_exact_mut(8) {
                         word.copy_from_slice(&prng.next().to_le_bytes());
                     }
                 } else if let Some(source) = any(prng) {
-                    sector.copy_from_slice(&source[place * SECTOR..][..SECTOR]);
+                    sector.copy_from_slice(&source[range]);
                 }
             }
             Some(page.freeze())
         }
     }
+}
+
+/// A sector that was overwritten with what it holds: a device writes a sector whole or not at all (NVMe's
+/// AWUPF is at least one block), so it still holds that. Garbage stands for what a cache makes of new content.
+fn same_in_all<'a>(
+    history: &'a [Page],
+    current: Option<&'a Bytes>,
+    range: core::ops::Range<usize>,
+) -> Option<&'a [u8]> {
+    const ZEROS: [u8; SECTOR] = [0; SECTOR];
+    let sector = |page: Option<&'a Bytes>| page.map_or(&ZEROS[..], |page| &page[range.clone()]);
+    let current = sector(current);
+    history.iter().all(|page| sector(page.as_ref()) == current).then_some(current)
 }
 
 /// The `place`th page of `data`, padded with zeros.

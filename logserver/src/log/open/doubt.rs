@@ -18,7 +18,8 @@
 //!
 //! A trailer says that the frames before it are durable: the next opening reads none of them. Footer and
 //! frames under one barrier would not do, since of what a failed barrier loses the trailer may be what is
-//! left. The same bytes at the same place can't harm what was durable, whenever the power goes.
+//! left. The same bytes at the same place can't harm what was durable, whenever the power goes: a device
+//! writes a sector whole or not at all (an NVMe device promises at least one block).
 
 use std::collections::VecDeque;
 
