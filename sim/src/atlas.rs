@@ -19,7 +19,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::disk::{DiskOp, DiskRequest, File, PAGE_BYTES};
+use bytes::Bytes;
+use common::disk::{DiskOp, DiskRequest, File, PAGE_BYTES, padded};
 use common::{NodeId, Prng, Version};
 
 use crate::disk::Disk;
@@ -31,10 +32,12 @@ const WINDOW_VERSIONS: u64 = 1 << 20;
 const GENERATION_AT: usize = 16;
 
 /// A frame, where it was written.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Placed {
     version: Version,
     bytes: u64,
+    /// What was to be written: a crash may have kept it from the disk, or a footer may lie there now.
+    content: Bytes,
     /// Frames of one write have one number.
     group: u64,
 }
@@ -57,6 +60,18 @@ pub struct Atlas {
     harmed: BTreeMap<u64, BTreeSet<NodeId>>,
     /// Whose disk names its node for sure.
     opened: BTreeSet<NodeId>,
+}
+
+impl Placed {
+    fn is_on(&self, disk: &Disk, file: File, at: u64) -> bool {
+        let begin = at % PAGE_BYTES;
+        let pages = disk.peek(file, at - begin, padded(begin + self.bytes));
+        let found = pages.and_then(|pages| {
+            let end = (begin + self.bytes) as usize;
+            pages.get(begin as usize..end).map(|found| found == self.content)
+        });
+        found.unwrap_or(false)
+    }
 }
 
 impl Atlas {
@@ -94,8 +109,10 @@ impl Atlas {
         let DiskOp::Write { file, offset, data, .. } = &request.op else { return };
         self.groups += 1;
         let frames = self.frames.entry(node).or_default();
-        for (version, at, bytes) in frames_in_write(&data.contiguous()) {
-            let placed = Placed { version, bytes, group: self.groups };
+        let data = data.contiguous();
+        for (version, at, bytes) in frames_in_write(&data) {
+            let content = data.slice(at as usize..data.len().min((at + bytes) as usize));
+            let placed = Placed { version, bytes, content, group: self.groups };
             frames.insert((*file, offset + at), placed);
         }
     }
@@ -130,8 +147,9 @@ impl Atlas {
         prng: &mut Prng,
     ) -> Option<(Victim, BTreeSet<u64>)> {
         let frames = self.frames.get(&node)?;
-        let is_durable =
-            |(file, at): (File, u64), placed: &Placed| disk.would_survive(file, at, placed.bytes);
+        let is_durable = |(file, at): (File, u64), placed: &Placed| {
+            disk.would_survive(file, at, placed.bytes) && placed.is_on(disk, file, at)
+        };
         let durable: Vec<_> =
             frames.iter().filter(|(place, placed)| is_durable(**place, placed)).collect();
         let (_, proof) = *durable.last()?;
@@ -189,7 +207,7 @@ fn older_meta(disk: &Disk) -> Option<Victim> {
     is_settled.then_some(Victim { file: File::Meta(older), page: 0 })
 }
 
-fn frames_in_write(data: &bytes::Bytes) -> Vec<(Version, u64, u64)> {
+fn frames_in_write(data: &Bytes) -> Vec<(Version, u64, u64)> {
     let frames = frames_in(data).into_iter();
     frames.map(|found| (found.version, found.offset, found.bytes)).collect()
 }
