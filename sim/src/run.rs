@@ -338,7 +338,10 @@ impl Run {
     /// again.
     fn judge_halt(&mut self, peer: Peer, halt: &Halt) -> Result<(), Violation> {
         let node = peer.node;
-        let noticed = match damage::judge_halt(peer, halt, self.condition(node))? {
+        let mut condition = self.condition(node);
+        // It may have read what was repaired since. Its next life has not.
+        condition.is_harmed |= self.repaired.remove(&node);
+        let noticed = match damage::judge_halt(peer, halt, condition)? {
             Remedy::PowerOff => {
                 self.world.disk_mut(node).crash(Crash::PowerCut);
                 "noticed.barrier_error"
