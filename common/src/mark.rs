@@ -65,6 +65,8 @@ marks! {
     CatalogWait "proxy.catalog_wait" Common,
     /// An ordered lane broke.
     LaneBroken "proxy.lane_broken" Common,
+    /// A new lane took the place of a quiet one.
+    LaneDropped "proxy.lane_dropped" Rare,
     /// A read version from the future was refused.
     FutureVersion "proxy.future_version" Common,
     /// A push reached a log server before its predecessor.

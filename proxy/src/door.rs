@@ -24,7 +24,12 @@
 //! A lane that broke is forgotten once nothing of it can come any more: when the client first says that it
 //! has the answer of the one that failed, in a request numbered N, all of the lane was sent below N. So it
 //! goes when all below N are answered, and none of them is on its way: a client may have given up on one that
-//! still would commit. A lane that is whole stays as long as its client.
+//! still would commit.
+//!
+//! A client may drop a lane that is whole without a word. So when there are too many, a new one takes the
+//! place of the one that has been quiet for longest, with nothing of it on its way. If that one was not
+//! dropped after all, what comes of it waits for a first place that is never taken, and the client gives the
+//! lane up: late, but in order.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -76,6 +81,8 @@ struct Lane {
     is_at_gate: bool,
     waiting: BTreeMap<u64, Transaction>,
     broken: Option<Broken>,
+    /// The highest request of it so far.
+    last_request: RequestId,
 }
 
 #[derive(Clone, Debug)]
@@ -97,11 +104,29 @@ impl Client {
         }
     }
 
+    /// Every request below has been answered, and none of them is on its way.
+    fn over_below(&self) -> RequestId {
+        let first = self.pending.first().copied().unwrap_or(self.answered_below);
+        self.answered_below.min(first)
+    }
+
+    /// The lane that has been quiet for longest, if its client may have dropped it.
+    fn quiet_lane(&self) -> Option<u64> {
+        let over_below = self.over_below();
+        let is_quiet = |lane: &Lane| lane.broken.is_none() && lane.last_request < over_below;
+        let quiet = self.lanes.iter().filter(|(_, lane)| is_quiet(lane));
+        let (number, lane) = quiet.min_by_key(|(_, lane)| lane.last_request)?;
+        let waiting_count = lane.waiting.len();
+        assert!(
+            waiting_count == 0 && !lane.is_at_gate,
+            "lane {number} has {waiting_count} waiting and nothing pending below {over_below}"
+        );
+        Some(*number)
+    }
+
     /// Forgets the broken lanes of which nothing can come any more, at `request`.
     fn forget_lanes(&mut self, request: RequestId) {
-        let answered_below = self.answered_below;
-        let first = self.pending.first().copied().unwrap_or(answered_below);
-        let over_below = answered_below.min(first);
+        let (answered_below, over_below) = (self.answered_below, self.over_below());
         let before = self.lanes.len();
         self.lanes.retain(|_, lane| match &mut lane.broken {
             Some(broken) if answered_below > broken.request => {
@@ -259,12 +284,13 @@ impl Proxy {
             let detail = format!("log server {}", full.endpoint.node);
             return Some(Refusal::later(Code::DiskFull, detail, RETRY_AFTER_MS));
         }
-        let lanes = &self.door.clients.get(&client)?.lanes;
+        let state = self.door.clients.get(&client)?;
         if let Some(order) = request.lane
-            && !lanes.contains_key(&order.lane)
-            && lanes.len() as u64 >= knobs.client_requests_max
+            && !state.lanes.contains_key(&order.lane)
+            && state.lanes.len() as u64 >= knobs.client_requests_max
+            && state.quiet_lane().is_none()
         {
-            let detail = format!("{} lanes of this client", lanes.len());
+            let detail = format!("{} lanes of this client", state.lanes.len());
             return Some(Refusal::new(Code::LimitExceeded, detail));
         }
         validate(request, knobs).err()
@@ -279,7 +305,14 @@ impl Proxy {
     fn enter_lane(&mut self, cx: &mut Cx<'_>, transaction: Transaction, order: LaneOrder) {
         let client = transaction.client;
         let state = self.door.clients.get_mut(&client).expect("its request is pending");
+        let lane_count_max = cx.knobs.client_requests_max as usize;
+        if !state.lanes.contains_key(&order.lane) && state.lanes.len() >= lane_count_max {
+            let quiet = state.quiet_lane().expect("refused at the door without one");
+            cx.mark(Mark::LaneDropped);
+            state.lanes.remove(&quiet);
+        }
         let lane = state.lanes.entry(order.lane).or_default();
+        lane.last_request = lane.last_request.max(transaction.request.request);
         if lane.broken.as_ref().is_some_and(|broken| order.sequence > broken.sequence) {
             return self.finish(cx, transaction, lane_broken());
         }

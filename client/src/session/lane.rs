@@ -7,8 +7,7 @@
 //!              what was sent gets its own verdict, the rest gets LaneBroken
 //! ```
 //!
-//! A proxy remembers a whole lane as long as the connection lives, so a closed one is opened again rather
-//! than a new one.
+//! A proxy remembers a whole lane for long, so a closed one is opened again rather than a new one.
 //!
 //! A lane never goes to a second proxy or connection, and nothing in it is sent again under another number:
 //! when the connection or the epoch ends, each element's outcome is found out, and the lane is broken. So a

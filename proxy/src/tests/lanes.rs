@@ -159,6 +159,41 @@ fn a_broken_lane_is_forgotten_when_nothing_of_it_can_come() {
 }
 
 #[test]
+fn a_new_lane_takes_the_place_of_the_one_quiet_for_longest() {
+    let knobs = Knobs { client_requests_max: 16, ..Knobs::small() };
+    let mut world = World::serving(one(), knobs, CALM, 1);
+    let mut number = 0;
+    let mut settle = |world: &mut World, lane, sequence| {
+        number += 1;
+        let next = CommitRequest { answered_below: RequestId(number), ..append(number, "x") };
+        world.settle(client(0), 0, &in_lane(next, lane, sequence))
+    };
+    let is_committed = |outcome| matches!(outcome, CommitOutcome::Committed { .. });
+    // The client drops all lanes but one without a word.
+    for lane in 1..64 {
+        assert!(is_committed(settle(&mut world, lane, 0)), "lane {lane}");
+        assert!(is_committed(settle(&mut world, 0, lane - 1)), "place {} of lane 0", lane - 1);
+    }
+}
+
+#[test]
+fn no_lane_is_dropped_while_its_client_may_want_its_answers() {
+    let knobs = Knobs { client_requests_max: 4, ..Knobs::small() };
+    let mut world = World::serving(one(), knobs, CALM, 1);
+    for lane in 0..4 {
+        let _ = world.settle(client(0), 0, &in_lane(append(lane + 1, "x"), lane, 0));
+    }
+    world.send(client(0), 0, in_lane(append(5, "x"), 4, 0));
+    world.run_for(50);
+    assert_eq!(codes(&world, [5]), [Some(Code::Overloaded)], "nothing is answered");
+    let late = CommitRequest { answered_below: RequestId(5), ..append(6, "x") };
+    assert!(matches!(
+        world.settle(client(0), 0, &in_lane(late, 5, 0)),
+        CommitOutcome::Committed { .. }
+    ));
+}
+
+#[test]
 fn a_broken_lane_is_remembered_while_one_given_up_is_on_its_way() {
     let knobs = Knobs { batch_transactions_max: 1, heartbeat_ms: 10_000, ..Knobs::small() };
     let mut world = World::serving(plan(1, &["", "m"], 1, 1), knobs, CALM, 1);
