@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use common::{Knobs, Prng};
+use common::{Knobs, LIFE_VERSIONS_MAX, Prng};
 use serde::Serialize;
 
 use crate::disk::DiskProfile;
@@ -120,12 +120,14 @@ impl Config {
         if prng.chance(4, 5) {
             knobs.randomize(&mut randomness.stream("knobs", 0));
         }
-        // A commit becomes more patient with each time-out; a question gives up in the same haste for ever,
-        // so a client whose patience is shorter than an answer takes never hears one.
+        // Whose patience is shorter than an answer takes never hears one, and what is read at a version must
+        // reach the resolvers within LIFE of it.
         let profile = profile(is_calm, &mut randomness.stream("swarm profile", 0));
         let one_way_ns = profile.network.latency_ns + profile.network.pair_extra_ns;
         let commit_ms = HOPS_OF_A_COMMIT * one_way_ns / MS;
+        let commit_versions = commit_ms * knobs.versions_per_second / 1000;
         knobs.client_timeout_ms = knobs.client_timeout_ms.max(commit_ms);
+        knobs.life_versions = knobs.life_versions.max(commit_versions).min(LIFE_VERSIONS_MAX);
         knobs.check().expect("every draw keeps the relations");
         let changed = knobs.list().into_iter().zip(everyday.list());
         let knobs_changed = changed.filter(|(new, old)| new != old).map(|(new, _)| new).collect();

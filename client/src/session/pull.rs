@@ -16,7 +16,7 @@
 //! question until one of its streams has news, or until it is known through the version that the consumer
 //! wants to read at.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use common::message::{Message, Pulled as PulledMessage};
 use common::{Backoff, Class, Code, Cx, Endpoint, NodeId, Offset, Refusal, StreamId, Version};
@@ -96,6 +96,8 @@ pub(super) struct Puller {
     waiter: Option<Waiter>,
     backoff: Backoff,
     damaged: u32,
+    /// Log servers whose copy is damaged somewhere behind the position.
+    avoided: BTreeSet<Endpoint>,
     failed: Option<Error>,
 }
 
@@ -152,6 +154,7 @@ impl Session {
                 waiter: None,
                 backoff: Backoff::default(),
                 damaged: 0,
+                avoided: BTreeSet::new(),
                 failed: None,
             },
         );
@@ -216,8 +219,13 @@ impl Session {
     /// Spreads the streams over as few connected log servers as will do.
     fn gather_groups(&mut self, puller: PullerId) -> bool {
         let found = self.pullers.get_mut(&puller).expect("the caller has looked it up");
-        let mut left: Vec<(StreamId, Vec<Endpoint>)> =
-            found.streams.iter().map(|stream| (*stream, self.cluster.holders(*stream))).collect();
+        let sound = |stream: &StreamId| {
+            let all = self.cluster.holders(*stream);
+            let sound: Vec<Endpoint> =
+                all.iter().copied().filter(|holder| !found.avoided.contains(holder)).collect();
+            (*stream, if sound.is_empty() { all } else { sound })
+        };
+        let mut left: Vec<(StreamId, Vec<Endpoint>)> = found.streams.iter().map(sound).collect();
         if left.iter().any(|(_, holders)| holders.is_empty()) {
             return false;
         }
@@ -324,6 +332,7 @@ impl Session {
         let Some(found) = self.pullers.get_mut(&puller) else { return };
         let group = found.groups.get_mut(group as usize).expect("questions end with their groups");
         group.question = None;
+        let source = group.source;
         let error = match reply {
             Reply::Message(Message::Pulled(pulled)) => match group.take(&pulled) {
                 Ok(is_progress) => {
@@ -347,6 +356,9 @@ impl Session {
             other => unexpected(other),
         };
         let is_damage = matches!(error, Error::Corrupt(_));
+        if is_damage {
+            found.avoided.insert(source);
+        }
         found.damaged += u32::from(is_damage);
         if is_damage && found.damaged < DAMAGED_ANSWERS_MAX {
             return self.scatter_for_a_while(cx, puller);
@@ -475,6 +487,7 @@ impl Puller {
             batch.blocks.iter().try_for_each(|block| self.expect(block))?;
         }
         let after = core::mem::replace(&mut self.position, through);
+        self.avoided.clear();
         Ok(Some(Pulled { after, through, batches }))
     }
 

@@ -89,6 +89,8 @@ pub(super) struct Fake {
     pub(super) skip: bool,
     /// So many pulls are refused, since the copy is damaged.
     pub(super) rot: u32,
+    /// All pulls here are refused, since the copy is damaged.
+    pub(super) rotten: Option<NodeId>,
     /// So many pulls are answered by servers that don't know yet what is committed.
     pub(super) lagging: u32,
     pub(super) done: Vec<Completion>,
@@ -131,6 +133,7 @@ impl Fake {
             flip: 0,
             skip: false,
             rot: 0,
+            rotten: None,
             lagging: 0,
             done: Vec::new(),
             commit_requests: 0,
@@ -409,7 +412,7 @@ impl Fake {
         }
     }
 
-    fn holds(node: NodeId, stream: StreamId) -> bool {
+    pub(super) fn holds(node: NodeId, stream: StreamId) -> bool {
         let nodes: Vec<NodeId> = (1..=NODES).map(NodeId).collect();
         placement::holders(stream, &nodes, REPLICATION).iter().any(|place| nodes[*place] == node)
     }
@@ -530,8 +533,8 @@ impl Fake {
         for stream in &pull.streams {
             assert!(Self::holds(to.node, *stream), "{} does not hold {stream}", to.node);
         }
-        if self.rot > 0 {
-            self.rot -= 1;
+        if self.rot > 0 || self.rotten == Some(to.node) {
+            self.rot = self.rot.saturating_sub(1);
             let refusal = Refusal::new(Code::Corrupt, "rot");
             return self.reply(to, from, Refused { request: pull.request, refusal });
         }

@@ -455,6 +455,14 @@ fn a_gap_ends_a_pull_and_one_damaged_answer_does_not() {
     assert_eq!(pull(&mut fake, 107, puller).unwrap_err().code(), Code::Corrupt);
     fake.rot = 0;
 
+    // One log server holds all that is pulled, the others a part each: they will do when that one is damaged.
+    let widest = |node: &NodeId| [A, B].iter().all(|stream| Fake::holds(*node, *stream));
+    fake.rotten = (1..=3).map(NodeId).find(widest);
+    assert!(fake.rotten.is_some());
+    let puller = open(&mut fake, all());
+    assert!(pull(&mut fake, 108, puller).is_ok(), "the other replicas have it");
+    fake.rotten = None;
+
     let third = fake.log[2].version;
     fake.skip = true;
     let puller = open(&mut fake, PullFrom::after(vec![A], third).expect(A, Offset(3)));
