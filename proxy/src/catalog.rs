@@ -57,7 +57,8 @@ pub(crate) struct CatalogView {
     holders: Vec<Endpoint>,
     /// Which of them is asked.
     holder: usize,
-    /// The number of the last pull; older answers are ignored.
+    /// The number of the last pull. An older answer that goes on behind the view is as good: links may be
+    /// longer than the patience.
     request: RequestId,
     is_pulling: bool,
     /// Somebody has begun to wait for what is behind the view: the pull that waits for news is of no use.
@@ -80,7 +81,6 @@ impl CatalogView {
             through: Version::ZERO,
             holders: places.into_iter().map(|place| plan.log_servers[place]).collect(),
             holder: 0,
-            // The proxy of the epoch before had the same address: its answers must not pass for ours.
             request: RequestId(plan.epoch.0 << PULLS_OF_EPOCH_BITS),
             is_pulling: false,
             is_urgent: false,
@@ -268,12 +268,15 @@ impl Proxy {
 
     pub(crate) fn handle_pulled(&mut self, cx: &mut Cx<'_>, from: Endpoint, pulled: Pulled) {
         let view = &mut self.catalog;
-        let is_expected =
-            view.is_pulling && from == view.holders[view.holder] && pulled.request == view.request;
-        if !is_expected {
+        // The proxy of the epoch before had the same address: its answers must not pass for ours.
+        let is_ours = (self.plan.epoch.0 << PULLS_OF_EPOCH_BITS..=view.request.0)
+            .contains(&pulled.request.0)
+            && view.holders.contains(&from);
+        let is_last = view.is_pulling && pulled.request == view.request;
+        let is_news = pulled.through > pulled.after;
+        if !is_ours || pulled.after != view.through || !(is_last || is_news) {
             return;
         }
-        assert_eq!(pulled.after, view.through, "a pull goes on behind the view");
         assert!(pulled.through >= pulled.after, "{} after {}", pulled.through, pulled.after);
         view.is_pulling = false;
         match read_definitions(&pulled) {

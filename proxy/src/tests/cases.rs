@@ -536,6 +536,18 @@ fn a_client_that_goes_leaves_nothing_behind() {
 }
 
 #[test]
+fn the_catalog_is_followed_over_links_that_are_longer_than_the_patience() {
+    let knobs = Knobs { retransmit_ms: 5, heartbeat_ms: 50, ..Knobs::small() };
+    let mut world = World::serving(one(), knobs, Network { delay_us: 200_000, ..CALM }, 1);
+    let mut creation = create(1, "far-away", StreamId(30));
+    creation.read_version = world.read_version(client(0), 0, 100);
+    world.send(client(0), 0, creation);
+    world.run_for(3000);
+    let outcome = world.outcome(client(0), RequestId(1));
+    assert!(outcome.as_ref().is_some_and(is_committed), "{outcome:?}");
+}
+
+#[test]
 fn other_epochs_and_strangers_are_ignored() {
     let mut world = World::serving(one(), Knobs::small(), CALM, 1);
     let before = format!("{:?}", world.status(0));
