@@ -13,6 +13,9 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::{Epoch, NodeId, Version};
 
+/// The largest value that every register takes. A state is a few hundred bytes; etcd takes 1.5 MiB.
+pub const REGISTER_BYTES_MAX: usize = 240 << 10;
+
 /// How often the register was written; 0 before the first time.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Revision(pub u64);

@@ -8,7 +8,9 @@
 //! told that nobody knows.
 
 use bytes::Bytes;
-use common::register::{RegisterAnswer, RegisterOp, RegisterOutcome, RegisterRequest, Revision};
+use common::register::{
+    REGISTER_BYTES_MAX, RegisterAnswer, RegisterOp, RegisterOutcome, RegisterRequest, Revision,
+};
 use common::{Peer, Prng};
 
 use crate::clock::Moment;
@@ -115,6 +117,8 @@ impl Register {
         let outcome = match request.op {
             RegisterOp::Read => RegisterOutcome::Value(self.revision, self.value.clone()),
             RegisterOp::Cas { expect, value } if expect == self.revision => {
+                let bytes = value.len();
+                assert!(bytes <= REGISTER_BYTES_MAX, "{bytes} bytes are over {REGISTER_BYTES_MAX}");
                 self.revision = Revision(self.revision.0 + 1);
                 self.value = value;
                 RegisterOutcome::Written(self.revision)

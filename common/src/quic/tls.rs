@@ -284,7 +284,11 @@ fn alpn(protocols: &[String]) -> Vec<Vec<u8>> {
     names.map(|name| name.as_bytes().to_vec()).collect()
 }
 
-pub(super) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+/// The certificates of a PEM file, in their order.
+///
+/// # Errors
+/// When it can't be read or holds none.
+pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let at_file = |source| TlsError::Pem { path: path.to_owned(), source };
     let certificates = CertificateDer::pem_file_iter(path)
         .map_err(at_file)?
@@ -296,12 +300,20 @@ pub(super) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, 
     Ok(certificates)
 }
 
-pub(super) fn key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+/// The private key of a PEM file.
+///
+/// # Errors
+/// When it can't be read or holds none.
+pub fn key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     PrivateKeyDer::from_pem_file(path)
         .map_err(|source| TlsError::Pem { path: path.to_owned(), source })
 }
 
-fn roots(path: &Path) -> Result<RootCertStore, TlsError> {
+/// The certificates of a PEM file as what to trust.
+///
+/// # Errors
+/// When it can't be read or holds none that can be trusted.
+pub fn roots(path: &Path) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {
         roots.add(certificate).map_err(|error| TlsError::Unusable {

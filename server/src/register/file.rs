@@ -18,13 +18,14 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use common::register::{RegisterOp, RegisterOutcome, Revision};
+use common::register::{REGISTER_BYTES_MAX, RegisterOp, RegisterOutcome, Revision};
 use thiserror::Error;
 
 const MAGIC: &[u8; 8] = b"MRREGST1";
 const HEADER_BYTES: usize = 24;
 /// Bytes of a slot; a value is smaller by the header.
 const SLOT_BYTES: usize = 256 << 10;
+const _: () = assert!(HEADER_BYTES + REGISTER_BYTES_MAX <= SLOT_BYTES, "every value fits a slot");
 
 /// Why a register file can't be used.
 #[derive(Debug, Error)]
