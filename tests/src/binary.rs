@@ -24,6 +24,13 @@ fn build() -> PathBuf {
     let mut build = Command::new(cargo);
     build.args(["build", "--quiet", "-p", "millrace", "--bin", "millrace"]);
     build.arg("--message-format=json-render-diagnostics");
+    // What the outer cargo says about this crate: build scripts that watch it would run anew, and everything
+    // above them would be built twice.
+    let of_this_crate =
+        |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in env::vars().filter(|(name, _)| of_this_crate(name)) {
+        build.env_remove(name);
+    }
     if !cfg!(debug_assertions) {
         build.arg("--release");
     }
