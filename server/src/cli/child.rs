@@ -7,6 +7,8 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use super::register::REGISTER_VARIABLE;
+
 /// A running `millrace serve`.
 pub(crate) struct ChildNode {
     directory: PathBuf,
@@ -51,6 +53,8 @@ fn spawn(directory: &Path, listen: &str) -> Result<(Child, String)> {
     let mut child = Command::new(std::env::current_exe()?)
         .args(["serve", "-o", "json", "--listen", listen, "--dir"])
         .arg(directory)
+        // Alone, whatever cluster the environment is for.
+        .env_remove(REGISTER_VARIABLE)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()

@@ -6,16 +6,17 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use common::record::Op;
-use common::register::RegisterState;
+use common::register::{RegisterOp, RegisterOutcome, RegisterState};
 use common::{SegmentId, StreamId};
 use logserver::format::inspect::{self, Seal, SegmentReport};
 use logserver::format::meta::MetaChoice;
 use logserver::format::scan::ScanEnd;
 use serde_json::{Value, json};
 
-use super::exit::Exit;
+use super::exit::{Exit, Failure};
 use super::output::{Output, complain};
-use crate::register::FileRegister;
+use super::register::RegisterArgs;
+use crate::register::{Register, RegisterOptions, RegisterUrl};
 
 /// What to look at.
 #[derive(Subcommand, Debug)]
@@ -44,9 +45,15 @@ pub(crate) enum InspectVerb {
     /// Checks every checksum, the chain of frames, the footers and the offsets. A finding is exit code 5.
     #[command(after_help = "Example:\n  millrace inspect verify ./data && echo sound")]
     Verify(Directory),
-    /// What the register holds; only while no node runs on the directory.
-    #[command(after_help = "Example:\n  millrace inspect register ./data -o json")]
-    Register(Directory),
+    /// What the register holds; with a file, only while no node runs on the directory.
+    #[command(after_help = "Examples:\n  millrace inspect register ./data -o json\n  \
+        millrace inspect register ./data --register postgres://millrace@db1/log")]
+    Register {
+        #[command(flatten)]
+        directory: Directory,
+        #[command(flatten)]
+        register: RegisterArgs,
+    },
 }
 
 /// A node's data directory.
@@ -78,7 +85,9 @@ pub(crate) fn run(verb: &InspectVerb, output: Output) -> Result<Exit> {
             records(&directory.log()?, StreamId(*stream), output)
         }
         InspectVerb::Verify(directory) => verify(&directory.log()?, output),
-        InspectVerb::Register(directory) => register(&directory.directory, output),
+        InspectVerb::Register { directory, register } => {
+            show_register(&directory.directory, &register.options()?, output)
+        }
     }
 }
 
@@ -253,13 +262,19 @@ fn verify(log: &Path, output: Output) -> Result<Exit> {
     Ok(Exit::Corrupt)
 }
 
-fn register(directory: &Path, output: Output) -> Result<Exit> {
-    use common::register::{RegisterOp, RegisterOutcome};
+fn show_register(directory: &Path, options: &RegisterOptions, output: Output) -> Result<Exit> {
     let path = directory.join("register");
-    anyhow::ensure!(path.exists(), "{} does not exist", path.display());
-    let outcome = FileRegister::open(&path)?.apply(RegisterOp::Read);
-    let RegisterOutcome::Value(revision, bytes) = outcome else {
-        anyhow::bail!("the register can't be read");
+    let is_there = options.url != RegisterUrl::File || path.exists();
+    anyhow::ensure!(is_there, "{} does not exist", path.display());
+    let mut register = Register::open(options, directory)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let outcome = runtime.block_on(register.apply(RegisterOp::Read));
+    let (revision, bytes) = match outcome {
+        RegisterOutcome::Value(revision, bytes) => (revision, bytes),
+        RegisterOutcome::Unavailable(what) => {
+            return Err(Failure::unavailable(format!("{}: {what}", options.url)).into());
+        }
+        other => anyhow::bail!("no answer to a read: {other:?}"),
     };
     let state =
         RegisterState::decode(&bytes).map_err(anyhow::Error::msg).context("the register")?;

@@ -8,6 +8,7 @@ mod ingest;
 mod inspect;
 mod output;
 mod quickstart;
+mod register;
 mod serve;
 mod stream;
 mod txn;
@@ -20,7 +21,7 @@ use serde_json::json;
 
 use self::exit::Exit;
 use self::output::{Form, Output, complain};
-use crate::register::RegisterError;
+use crate::register::{RegisterError, RegisterSetupError};
 
 /// A distributed, transactional write-ahead log.
 #[derive(Parser, Debug)]
@@ -132,8 +133,10 @@ fn exit_of(error: &anyhow::Error) -> Exit {
     if let Some(error) = error.downcast_ref::<client::Error>() {
         return Exit::of(error.code());
     }
-    if let Some(RegisterError::Corrupt { .. }) = error.downcast_ref() {
-        return Exit::Corrupt;
+    match error.downcast_ref() {
+        Some(RegisterSetupError::File(RegisterError::Corrupt { .. })) => return Exit::Corrupt,
+        Some(RegisterSetupError::File(_)) | None => {}
+        Some(_) => return Exit::Usage,
     }
     match error.downcast_ref::<client::face::ConnectError>() {
         Some(_) => Exit::Unavailable,

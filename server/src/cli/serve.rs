@@ -13,6 +13,7 @@ use serde_json::json;
 
 use super::exit::{Exit, Failure};
 use super::output::{Output, complain};
+use super::register::{EXAMPLES, RegisterArgs};
 use crate::host::{Host, HostOptions};
 
 /// The file in the data directory that names the address of the node that runs there.
@@ -38,8 +39,9 @@ enum BarrierChoice {
 
 /// Runs a node.
 #[derive(Args, Clone, Debug)]
-#[command(after_help = "Example:\n  millrace serve --dir ./data --listen 127.0.0.1:7070\n\n\
-    Prints one line when the first epoch serves, and stops in good order on SIGTERM or SIGINT.")]
+#[command(after_help = format!("Examples:\n  millrace serve --dir ./data --listen 127.0.0.1:7070\n\
+    {EXAMPLES}\n\n\
+    Prints one line when the first epoch serves, and stops in good order on SIGTERM or SIGINT."))]
 pub(crate) struct ServeArgs {
     /// Where everything is kept; made when it does not exist.
     #[arg(long, value_name = "DIR")]
@@ -73,6 +75,8 @@ pub(crate) struct ServeArgs {
     /// Forces a barrier instead of measuring.
     #[arg(long, value_enum)]
     barrier: Option<BarrierChoice>,
+    #[command(flatten)]
+    register: RegisterArgs,
     /// A certificate chain of a real CA, PEM.
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
@@ -133,6 +137,7 @@ impl ServeArgs {
             },
             tls,
             names: self.names.clone(),
+            register: self.register.options()?,
         })
     }
 }

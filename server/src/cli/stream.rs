@@ -326,6 +326,7 @@ fn status_text(report: &Value) -> String {
             Some(what) => format!(", waiting for {what}"),
         }
     ));
+    lines.push(register_line(&report["register"]));
     let log = &report["log"];
     lines.push(format!(
         "log       {}, {}; durable {}, known committed {}, {} segments, {} spares, {} blocks",
@@ -342,4 +343,16 @@ fn status_text(report: &Value) -> String {
     let waits = log["waiting_for"].as_array().into_iter().flatten();
     lines.extend(waits.map(|what| format!("waits     {what}")));
     lines.join("\n")
+}
+
+fn register_line(register: &Value) -> String {
+    let mut line = format!(
+        "register  {}, {} for {} ms",
+        register["at"], register["state"], register["since_ms"]
+    );
+    let error = &register["last_error"];
+    if register["state"] == "unreachable" {
+        line += &format!(": {}: {}", error["code"], error["what"]);
+    }
+    line
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   quinn tasks --events--> +-------------------------------+ --submit--> disk thread (io_uring)
-//!   disk thread --notify--> |  the loop: one task of one    | --apply---> register (blocking pool)
+//!   disk thread --notify--> |  the loop: one task of one    | --ask-----> register thread
 //!   register   --answers--> |  current-thread runtime       | --try_send-> quinn tasks
 //!   sleep      -----------> |  inputs, then timers, outputs |
 //!                           +-------------------------------+
@@ -13,19 +13,19 @@
 
 mod identity;
 mod peers;
+mod register;
 mod report;
 mod timers;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use common::disk::DiskCompletion;
 use common::quic::tls::{Development, ServerTls};
 use common::quic::{CloseCode, Event, QuicEndpoint};
-use common::register::{RegisterAnswer, RegisterRequest};
 use common::{Halt, Knobs, Note, Prng, Time, WallTime};
 use logserver::driver::{Driver, IdlePoll, Options as DriverOptions};
 use node::{Node, NodeEvent, NodeOutput, Surroundings};
@@ -33,16 +33,15 @@ use sequencer::leader::Topology;
 use tokio::sync::{Notify, mpsc};
 
 use self::peers::Peers;
+use self::register::RegisterThread;
 use self::report::Meters;
 use self::timers::Timers;
-use crate::register::FileRegister;
+use crate::register::RegisterOptions;
 
 /// Network events that one turn takes before timers get theirs.
 const EVENTS_PER_TURN: usize = 64;
 /// Timers that one turn fires before events get theirs.
 const TIMERS_PER_TURN: usize = 256;
-/// Answers of the register that wait; the leader has one question at a time.
-const REGISTER_ANSWERS_MAX: usize = 16;
 /// How long a stop may take before the process ends anyway.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -61,6 +60,8 @@ pub struct HostOptions {
     pub tls: Option<ServerTls>,
     /// Names and addresses that a development certificate also holds.
     pub names: Vec<String>,
+    /// Where the cluster's register is.
+    pub register: RegisterOptions,
 }
 
 /// The development certificate's directory of a node.
@@ -79,11 +80,11 @@ pub struct Host {
     peers: Peers,
     endpoint: QuicEndpoint,
     events: mpsc::Receiver<Event>,
+    /// Above the driver, so that it has ended when the lock on the directory is released.
+    register: RegisterThread,
     driver: Driver,
     disk_wake: Arc<Notify>,
     completions: Vec<DiskCompletion>,
-    register: Arc<Mutex<FileRegister>>,
-    register_answers: (mpsc::Sender<RegisterAnswer>, mpsc::Receiver<RegisterAnswer>),
     outputs: Vec<NodeOutput>,
     meters: Meters,
     halt: Option<Halt>,
@@ -109,7 +110,7 @@ impl Host {
         )?;
         let mut rng = Prng::new(seed());
         let peer = identity::begin_life(directory, rng.next())?;
-        let register = FileRegister::open(&directory.join("register"))?;
+        let register = RegisterThread::start(&options.register, directory)?;
         let tls = match &options.tls {
             Some(tls) => tls.clone(),
             None => Development::open(&development_tls(directory), &options.names)?.server(),
@@ -128,8 +129,7 @@ impl Host {
             driver,
             disk_wake,
             completions: Vec::new(),
-            register: Arc::new(Mutex::new(register)),
-            register_answers: mpsc::channel(REGISTER_ANSWERS_MAX),
+            register,
             outputs: Vec::new(),
             meters: Meters::default(),
             halt: None,
@@ -188,9 +188,7 @@ impl Host {
                     return Halt { reason: "stop_timed_out", detail };
                 }
                 Some(event) = self.events.recv() => self.handle_event(event),
-                Some(answer) = self.register_answers.1.recv() => {
-                    self.step(NodeEvent::Register(answer));
-                }
+                answer = self.register.answer() => self.step(NodeEvent::Register(answer)),
                 () = self.disk_wake.notified() => {}
                 () = std::future::ready(()), if has_work => {}
                 () = sleep_until(next) => {}
@@ -278,7 +276,12 @@ impl Host {
                     self.halt.get_or_insert(halt);
                 }
             }
-            NodeOutput::Register(request) => self.ask_register(request),
+            NodeOutput::Register(request) => {
+                if self.register.ask(request).is_err() {
+                    let detail = "the register's thread has ended".to_owned();
+                    self.halt.get_or_insert(Halt { reason: "register_ended", detail });
+                }
+            }
             NodeOutput::Halt(halt) => {
                 self.halt.get_or_insert(halt);
             }
@@ -290,19 +293,6 @@ impl Host {
             }
             NodeOutput::Mark(mark) => tracing::trace!(mark = mark.name()),
         }
-    }
-
-    fn ask_register(&self, request: RegisterRequest) {
-        let register = Arc::clone(&self.register);
-        let answers = self.register_answers.0.clone();
-        tokio::task::spawn_blocking(move || {
-            let outcome = match register.lock() {
-                Ok(mut register) => register.apply(request.op),
-                Err(_) => std::process::abort(),
-            };
-            // The loop may have ended meanwhile.
-            let _ = answers.blocking_send(RegisterAnswer { id: request.id, outcome });
-        });
     }
 
     fn now(&self) -> Time {

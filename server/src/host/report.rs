@@ -58,6 +58,7 @@ impl Host {
             "refusals": self.meters.refusals,
             "pulls_delivered": self.meters.delivered,
         });
+        report["register"] = self.register.report();
         report["connections"] = json!(self.peers.count());
         let from = self.node.peer().endpoint(Role::Node);
         let message = StatusReply { request, json: report.to_string() }.into();
