@@ -23,6 +23,9 @@ fn build() -> PathBuf {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);
     build.args(["build", "--quiet", "-p", "millrace", "--bin", "millrace"]);
+    if cfg!(feature = "etcd") {
+        build.args(["--features", "etcd"]);
+    }
     build.arg("--message-format=json-render-diagnostics");
     // What the outer cargo says about this crate: build scripts that watch it would run anew, and everything
     // above them would be built twice.

@@ -5,7 +5,9 @@
 //!           |--> millrace() any other verb, run to its end
 //!           |--> Records    what a consumer finds in the log, through the client crate
 //!           |--> Frame      what is on the disk, by `millrace inspect`, and how to spoil it
-//!           `--> Peer       a QUIC connection that says what it likes
+//!           |--> Peer       a QUIC connection that says what it likes
+//!           |--> RegisterServer  a private PostgreSQL or etcd
+//!           `--> Cutter     a proxy before one that cuts, holds and swallows
 //! ```
 //!
 //! Everything stops at the first surprise. Every wait has a limit far above what it needs: only a hang
@@ -15,19 +17,23 @@
 
 mod binary;
 mod child;
+mod cutter;
 mod disk;
 mod node;
 mod peer;
 mod records;
+mod servers;
 
 use std::time::Duration;
 
 pub use binary::binary;
 pub use child::{Ended, millrace, millrace_with_stdin};
+pub use cutter::{Cutter, Harm};
 pub use disk::{Frame, Place, copy, files, frames, segment_path};
 pub use node::{Node, SMALL_FILES, TINY_FILES};
 pub use peer::Peer;
 pub use records::{Found, Records};
+pub use servers::{POSTGRES_PASSWORD, RegisterServer};
 
 /// No test needs as long as this for one step.
 pub const HANG: Duration = Duration::from_secs(60);
