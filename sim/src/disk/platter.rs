@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! write --> cache (current) --barrier--> durable          power cut: each sector of a page that no barrier
-//!              |                            |             has covered is old, new or garbage, on its own; one that
-//!              `-- read                     |             was overwritten with what it held stays
+//!              |                            |             has covered is old, new or garbage, on its own;
+//!              `-- read                     |             one overwritten with what it held stays
 //!                                           `-- what a power cut is sure to leave
 //! ```
 
@@ -349,7 +349,8 @@ fn fate(history: &[Page], current: Page, mood: Mood, prng: &mut Prng) -> Page {
 }
 
 /// A sector that was overwritten with what it holds: a device writes a sector whole or not at all (NVMe's
-/// AWUPF is at least one block), so it still holds that. Garbage stands for what a cache makes of new content.
+/// AWUPF is at least one block), so it still holds that. Garbage stands for what a cache makes of new
+/// content.
 fn same_in_all<'a>(
     history: &'a [Page],
     current: Option<&'a Bytes>,

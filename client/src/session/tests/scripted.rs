@@ -150,7 +150,7 @@ fn an_offset_is_taken_from_the_block_that_was_asked_for_when_time_ran_out_meanwh
     }
     commit(&mut fake, 1, transaction.clone());
     let first = committed(&mut fake, 1);
-    // The log says late that the id is used, and later still at which offsets: `client_timeout_ms` ends between.
+    // The log says late that the id is used, and later still at which offsets: the deadline lies between.
     fake.lose = vec!["IdFound", "IdFound", "Pulled", "Pulled", "Pulled"];
     commit(&mut fake, 2, transaction);
     let second = committed(&mut fake, 2);

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! List -> meta slots -> first and last page of each segment -> each segment in order: footer, or scan
-//!      -> blocks of the stream of ids -> what is in doubt, again -> barriers -> footers and meta, durable -> open
+//!      -> blocks of the stream of ids -> what is in doubt, again -> barriers -> footers and meta, durable
+//!      -> open
 //! ```
 //!
 //! - A segment goes on from the one before: by sequence and hash, unless segments between were recycled.

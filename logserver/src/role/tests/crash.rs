@@ -407,8 +407,8 @@ fn a_footer_never_outlives_the_frames_before_it() {
     assert!(from_cache > 100, "{from_cache} cuts found frames that only a cache held");
 }
 
-/// A process dies before it hears that its barrier failed. What it wrote reads back and no later barrier makes
-/// it durable: what the next process promises must survive a power cut all the same.
+/// A process dies before it hears that its barrier failed. What it wrote reads back and no later barrier
+/// makes it durable: what the next process promises must survive a power cut all the same.
 #[test]
 fn what_a_failed_barrier_gave_up_is_written_again_before_it_counts() {
     let (mut found, mut lost) = (0, 0);
