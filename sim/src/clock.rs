@@ -18,7 +18,7 @@ impl Moment {
     }
 }
 
-const MILLION: i128 = 1_000_000;
+const MILLION: u64 = 1_000_000;
 /// Where wall clocks stand about: 2026-01-01, in microseconds.
 const WALL_BASE_US: u64 = 1_767_225_600_000_000;
 
@@ -48,9 +48,8 @@ impl Clock {
     /// What the monotonic clock shows.
     #[must_use]
     pub fn time(&self, now: Moment) -> Time {
-        let elapsed = i128::from(now.0 - self.started.0);
-        let run = elapsed * (MILLION + i128::from(self.drift_ppm)) / MILLION;
-        Time(self.offset_ns + u64::try_from(run).expect("a clock that runs forward"))
+        let run = scaled(now.0 - self.started.0, self.rate(), 0, MILLION);
+        Time(self.offset_ns + run)
     }
 
     /// What the wall clock shows.
@@ -68,11 +67,24 @@ impl Clock {
     /// The first moment at which the monotonic clock shows `time`; the start when that is past.
     #[must_use]
     pub fn moment(&self, time: Time) -> Moment {
-        let run = i128::from(time.0.saturating_sub(self.offset_ns));
-        let rate = MILLION + i128::from(self.drift_ppm);
-        let elapsed = (run * MILLION + rate - 1) / rate;
-        Moment(self.started.0 + u64::try_from(elapsed).expect("a moment within the run"))
+        let rate = self.rate();
+        let elapsed = scaled(time.0.saturating_sub(self.offset_ns), MILLION, rate - 1, rate);
+        Moment(self.started.0 + elapsed)
     }
+
+    /// What the monotonic clock runs while a million ns pass.
+    fn rate(&self) -> u64 {
+        MILLION.checked_add_signed(self.drift_ppm).expect("a clock that runs forward")
+    }
+}
+
+/// `(ns * factor + more) / divisor`; wide arithmetic is for runs of hours only.
+fn scaled(ns: u64, factor: u64, more: u64, divisor: u64) -> u64 {
+    if let Some(sum) = ns.checked_mul(factor).and_then(|product| product.checked_add(more)) {
+        return sum / divisor;
+    }
+    let wide = (u128::from(ns) * u128::from(factor) + u128::from(more)) / u128::from(divisor);
+    u64::try_from(wide).expect("a moment within the run")
 }
 
 #[cfg(test)]

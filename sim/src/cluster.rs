@@ -83,7 +83,7 @@ impl Process for NodeProcess {
         let mut s = Surroundings { now: step.now, wall: step.wall, knobs, rng: step.rng, out };
         match input {
             Input::Boot => node.start(&mut s),
-            Input::Message(envelope) => node.step(&mut s, NodeEvent::Message(envelope)),
+            Input::Message(envelope) => node.step(&mut s, NodeEvent::Message(*envelope)),
             Input::PeerDown(peer) => node.step(&mut s, NodeEvent::PeerDown(peer)),
             Input::Timer(TimerKey { role, epoch, timer }) => {
                 node.step(&mut s, NodeEvent::Timer(node::TimerKey { role, epoch, timer }));
@@ -106,7 +106,7 @@ impl Process for NodeProcess {
 
 fn effect(output: NodeOutput) -> Effect {
     match output {
-        NodeOutput::Send(envelope) => Effect::Send(envelope),
+        NodeOutput::Send(envelope) => Effect::Send(Box::new(envelope)),
         NodeOutput::Arm { key, at } => Effect::Arm { key: own(key), at },
         NodeOutput::Disarm(key) => Effect::Disarm(own(key)),
         NodeOutput::Disk(request) => Effect::Disk(request),

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod atlas;
+mod by_node;
 pub mod clock;
 pub mod cluster;
 pub mod damage;

@@ -20,6 +20,7 @@ use common::message::MessageLane;
 use common::wire::{self, Envelope};
 use common::{Endpoint, Incarnation, NodeId, Peer, Prng};
 
+use crate::by_node::ByNode;
 use crate::clock::Moment;
 use crate::random::{Randomness, delay_ns};
 
@@ -69,7 +70,7 @@ impl Default for NetworkProfile {
 #[derive(Clone, Debug)]
 pub struct Flight {
     /// The message and its addresses as the sender wrote them.
-    pub envelope: Envelope,
+    pub envelope: Box<Envelope>,
     /// The incarnation that it reaches, if it does.
     pub to: Peer,
     session: u64,
@@ -130,16 +131,23 @@ struct Link {
     last_arrival: [Moment; 3],
 }
 
+/// All connections that two nodes ever had, by their incarnations.
+type Connections = BTreeMap<(Incarnation, Incarnation), Connection>;
+
 /// All links and connections of a run.
 #[derive(Clone, Debug)]
 pub struct Network {
     profile: NetworkProfile,
     randomness: Randomness,
-    links: BTreeMap<(NodeId, NodeId), Link>,
-    connections: BTreeMap<(Peer, Peer), Connection>,
-    /// What each process knows of each node that it has exchanged messages with.
-    contacts: BTreeMap<(Peer, NodeId), Contact>,
-    live: BTreeMap<NodeId, BTreeSet<Incarnation>>,
+    /// By sender and receiver.
+    links: ByNode<ByNode<Link>>,
+    /// By the lower node and the higher one.
+    connections: ByNode<ByNode<Connections>>,
+    /// What each process knows of each node that it has exchanged messages with: by the process' node and that
+    /// node, an entry for each incarnation that lives.
+    contacts: ByNode<ByNode<Vec<(Incarnation, Contact)>>>,
+    /// In ascending order.
+    live: ByNode<Vec<Incarnation>>,
     /// Ends of connections that clients dialled.
     dialled: BTreeSet<Peer>,
 }
@@ -151,18 +159,20 @@ impl Network {
         Self {
             profile,
             randomness,
-            links: BTreeMap::new(),
-            connections: BTreeMap::new(),
-            contacts: BTreeMap::new(),
-            live: BTreeMap::new(),
+            links: ByNode::new(),
+            connections: ByNode::new(),
+            contacts: ByNode::new(),
+            live: ByNode::new(),
             dialled: BTreeSet::new(),
         }
     }
 
     /// A process is there and can be reached.
     pub fn join(&mut self, peer: Peer) {
-        let new = self.live.entry(peer.node).or_default().insert(peer.incarnation);
-        assert!(new, "{peer:?} joins a second time");
+        let live = self.live.entry(peer.node, Vec::new);
+        let place = live.binary_search(&peer.incarnation);
+        let place = place.expect_err("no incarnation joins a second time");
+        live.insert(place, peer.incarnation);
     }
 
     /// A client's fresh connection: `client` is an incarnation that was never used before. `false` when the
@@ -180,32 +190,51 @@ impl Network {
         for (local, remote) in [(client, node), (node, client)] {
             let incarnation = remote.incarnation;
             let contact = Contact { incarnation, session: 0, open: true };
-            self.contacts.insert((local, remote.node), contact);
+            self.meet(local, remote.node, contact);
         }
-        self.connections.insert(pair(client, node).0, Connection::default());
+        *self.connection(pair(client, node).0) = Connection::default();
         true
     }
 
     /// A process, or a client's end of a connection, is gone; those who talked to it learn it now or later.
     pub fn leave(&mut self, now: Moment, peer: Peer, out: &mut Vec<(Moment, Traffic)>) {
-        let removed =
-            self.live.get_mut(&peer.node).is_some_and(|all| all.remove(&peer.incarnation));
-        assert!(removed, "{peer:?} leaves and was not there");
-        let pairs: Vec<(Peer, Peer)> =
-            self.connections.keys().filter(|(a, b)| *a == peer || *b == peer).copied().collect();
-        for (a, b) in pairs {
+        let live = self.live.entry(peer.node, Vec::new);
+        let place = live.binary_search(&peer.incarnation);
+        live.remove(place.unwrap_or_else(|_| panic!("{peer:?} leaves and was not there")));
+        for (a, b) in self.pairs_of(peer) {
             self.reset(now, a, b, out);
         }
-        self.contacts.retain(|(local, _), _| *local != peer);
+        if let Some(contacts) = self.contacts.get_mut(peer.node) {
+            contacts
+                .values_mut()
+                .for_each(|known| known.retain(|(local, _)| *local != peer.incarnation));
+        }
+    }
+
+    /// All connections that a process ever had, in their order.
+    fn pairs_of(&self, peer: Peer) -> Vec<(Peer, Peer)> {
+        let mut found = Vec::new();
+        for node in self.live.keys().filter(|node| *node != peer.node) {
+            let (low, high) = (node.min(peer.node), node.max(peer.node));
+            let all = self.connections.get(low).and_then(|of| of.get(high));
+            for (one, two) in all.into_iter().flat_map(BTreeMap::keys) {
+                let low = Peer { node: low, incarnation: *one };
+                let high = Peer { node: high, incarnation: *two };
+                if low == peer || high == peer {
+                    found.push((low, high));
+                }
+            }
+        }
+        found
     }
 
     /// Sends a message from a live process.
-    pub fn send(&mut self, now: Moment, envelope: Envelope, out: &mut Vec<(Moment, Traffic)>) {
+    pub fn send(&mut self, now: Moment, envelope: Box<Envelope>, out: &mut Vec<(Moment, Traffic)>) {
         let from = envelope.from.peer();
         let Some(to) = self.route(now, from, envelope.to, out) else { return };
         let Some(session) = self.open(from, to) else { return };
-        let profile = self.profile.clone();
-        let link = self.link(from.node, to.node);
+        let Self { profile, randomness, links, .. } = self;
+        let link = link_in(links, (from.node, to.node), *randomness, profile);
         if link.prng.chance(profile.loss_ppm, 1_000_000) || now < link.cut_until {
             return;
         }
@@ -214,12 +243,12 @@ impl Network {
         let breaks = link.prng.chance(profile.reset_ppm, 1_000_000);
         let lane = envelope.message.lane();
         if twice && !corrupt {
-            let at = link.arrival(now, lane, &profile, true);
+            let at = link.arrival(now, lane, profile, true);
             let flight = Flight { envelope: envelope.clone(), to, session, corrupt: false };
             out.push((at, Traffic::Arrive(flight)));
         }
         let leaves_order = link.prng.chance(profile.reorder_ppm, 1_000_000);
-        let at = link.arrival(now, lane, &profile, leaves_order);
+        let at = link.arrival(now, lane, profile, leaves_order);
         out.push((at, Traffic::Arrive(Flight { envelope, to, session, corrupt })));
         if breaks {
             self.reset(now, from, to, out);
@@ -233,10 +262,10 @@ impl Network {
             return Arrival::Lost;
         }
         let (key, side) = pair(from, to);
-        let connection = self.connections.entry(key).or_default();
+        let connection = self.connection(key);
         let (is_broken, lost_after) =
             (flight.session < connection.session, connection.lost_after[side]);
-        let contact = self.contacts.get(&(to, from.node)).copied();
+        let contact = self.contact(to, from.node).copied();
         // Who never used a session is not told that it broke, so nothing of it may come afterwards.
         let uses = contact.is_some_and(|contact| {
             contact.open
@@ -253,7 +282,7 @@ impl Network {
             return Arrival::Damaged;
         }
         let new = Contact { incarnation: from.incarnation, session: flight.session, open: true };
-        self.contacts.insert((to, from.node), new);
+        self.meet(to, from.node, new);
         let down_first = contact
             .filter(|old| old.open)
             .filter(|old| (old.incarnation, old.session) != (new.incarnation, new.session))
@@ -263,7 +292,7 @@ impl Network {
 
     /// Whether `to` still has to be told that its session with `peer` broke; after this it has been.
     pub fn learn_down(&mut self, to: Peer, peer: Peer, session: u64) -> bool {
-        match self.contacts.get_mut(&(to, peer.node)) {
+        match self.contact_mut(to, peer.node) {
             Some(contact)
                 if contact.open
                     && contact.incarnation == peer.incarnation
@@ -279,8 +308,9 @@ impl Network {
     /// Breaks the connection between two processes.
     pub fn reset(&mut self, now: Moment, a: Peer, b: Peer, out: &mut Vec<(Moment, Traffic)>) {
         let (key, _) = pair(a, b);
-        let (profile, mut prng) = (self.profile.clone(), self.link(a.node, b.node).prng.clone());
-        let connection = self.connections.entry(key).or_default();
+        let Self { profile, randomness, links, connections, .. } = self;
+        let prng = &mut link_in(links, (a.node, b.node), *randomness, profile).prng;
+        let connection = connection_in(connections, key);
         let session = connection.session;
         connection.session += 1;
         for (side, (to, peer)) in [(key.1, key.0), (key.0, key.1)].into_iter().enumerate() {
@@ -288,11 +318,10 @@ impl Network {
             let noticed_ns = match prng.below(4) {
                 0 => profile.idle_ns,
                 1 => 0,
-                _ => delay_ns(&mut prng, profile.latency_ns, profile.tail_factor),
+                _ => delay_ns(prng, profile.latency_ns, profile.tail_factor),
             };
             out.push((now.plus_ns(noticed_ns), Traffic::Down { to, peer, session }));
         }
-        self.link(a.node, b.node).prng = prng;
     }
 
     /// Breaks the connections between two nodes, if there are any.
@@ -339,24 +368,24 @@ impl Network {
         let profile = &mut self.profile;
         (profile.loss_ppm, profile.duplicate_ppm, profile.reorder_ppm) = (0, 0, 0);
         (profile.reset_ppm, profile.bit_flip_ppm) = (0, 0);
-        for link in self.links.values_mut() {
+        for link in self.links.values_mut().flat_map(ByNode::values_mut) {
             link.clogged_until = link.clogged_until.min(now);
             link.cut_until = link.cut_until.min(now);
         }
     }
 
     fn is_live(&self, peer: Peer) -> bool {
-        self.live.get(&peer.node).is_some_and(|all| all.contains(&peer.incarnation))
+        self.live.get(peer.node).is_some_and(|all| all.contains(&peer.incarnation))
     }
 
     /// The connections between live processes of two nodes.
     fn pairs_between(&self, a: NodeId, b: NodeId) -> Vec<(Peer, Peer)> {
-        let both =
-            |one: Peer, two: Peer| [one.node, two.node] == [a, b] || [one.node, two.node] == [b, a];
-        let pairs = self.connections.keys().copied();
-        pairs
-            .filter(|(one, two)| both(*one, *two) && self.is_live(*one) && self.is_live(*two))
-            .collect()
+        let (low, high) = (a.min(b), a.max(b));
+        let all = self.connections.get(low).and_then(|of| of.get(high));
+        let pairs = all.into_iter().flat_map(BTreeMap::keys).map(|(one, two)| {
+            (Peer { node: low, incarnation: *one }, Peer { node: high, incarnation: *two })
+        });
+        pairs.filter(|(one, two)| self.is_live(*one) && self.is_live(*two)).collect()
     }
 
     /// The incarnation that a message reaches. A former one is unreachable: whoever still holds a session
@@ -369,13 +398,13 @@ impl Network {
         out: &mut Vec<(Moment, Traffic)>,
     ) -> Option<Peer> {
         if to.incarnation == Incarnation::ZERO {
-            let newest = *self.live.get(&to.node)?.last()?;
+            let newest = *self.live.get(to.node)?.last()?;
             return Some(Peer { node: to.node, incarnation: newest });
         }
         if self.is_live(to.peer()) {
             return Some(to.peer());
         }
-        if let Some(contact) = self.contacts.get(&(from, to.node))
+        if let Some(contact) = self.contact(from, to.node)
             && contact.open
             && contact.incarnation == to.incarnation
         {
@@ -389,12 +418,12 @@ impl Network {
     /// The session that a message travels on; the sender knows of it from now on. `None` when there is none:
     /// a connection that was dialled has one session.
     fn open(&mut self, from: Peer, to: Peer) -> Option<u64> {
-        let session = self.connections.entry(pair(from, to).0).or_default().session;
-        let contact = self.contacts.entry((from, to.node)).or_insert(Contact {
-            incarnation: to.incarnation,
-            session,
-            open: true,
-        });
+        let session = self.connection(pair(from, to).0).session;
+        let fresh = Contact { incarnation: to.incarnation, session, open: true };
+        let Some(contact) = self.contact(from, to.node).copied() else {
+            self.meet(from, to.node, fresh);
+            return Some(session);
+        };
         if contact.open && contact.incarnation == to.incarnation {
             // A session that broke without the sender's knowledge swallows what it sends.
             return Some(contact.session);
@@ -403,25 +432,64 @@ impl Network {
             return None;
         }
         if contact.incarnation <= to.incarnation {
-            *contact = Contact { incarnation: to.incarnation, session, open: true };
+            self.meet(from, to.node, fresh);
         }
         Some(session)
     }
 
     fn link(&mut self, from: NodeId, to: NodeId) -> &mut Link {
-        let (randomness, extra_max) = (self.randomness, self.profile.pair_extra_ns);
-        self.links.entry((from, to)).or_insert_with(|| {
-            let mut prng = randomness.stream("link", from.0 << 32 | to.0);
-            let extra_ns = prng.below(extra_max + 1);
-            Link {
-                prng,
-                extra_ns,
-                clogged_until: Moment::ZERO,
-                cut_until: Moment::ZERO,
-                last_arrival: [Moment::ZERO; 3],
-            }
-        })
+        link_in(&mut self.links, (from, to), self.randomness, &self.profile)
     }
+
+    fn connection(&mut self, key: (Peer, Peer)) -> &mut Connection {
+        connection_in(&mut self.connections, key)
+    }
+
+    fn contact(&self, local: Peer, remote: NodeId) -> Option<&Contact> {
+        let known = self.contacts.get(local.node)?.get(remote)?;
+        known.iter().find(|(of, _)| *of == local.incarnation).map(|(_, contact)| contact)
+    }
+
+    fn contact_mut(&mut self, local: Peer, remote: NodeId) -> Option<&mut Contact> {
+        let known = self.contacts.get_mut(local.node)?.get_mut(remote)?;
+        known.iter_mut().find(|(of, _)| *of == local.incarnation).map(|(_, contact)| contact)
+    }
+
+    /// A process knows this of a node from now on.
+    fn meet(&mut self, local: Peer, remote: NodeId, contact: Contact) {
+        let known = self.contacts.entry(local.node, ByNode::new).entry(remote, Vec::new);
+        match known.iter_mut().find(|(of, _)| *of == local.incarnation) {
+            Some((_, old)) => *old = contact,
+            None => known.push((local.incarnation, contact)),
+        }
+    }
+}
+
+fn link_in<'a>(
+    links: &'a mut ByNode<ByNode<Link>>,
+    (from, to): (NodeId, NodeId),
+    randomness: Randomness,
+    profile: &NetworkProfile,
+) -> &'a mut Link {
+    links.entry(from, ByNode::new).entry(to, || {
+        let mut prng = randomness.stream("link", from.0 << 32 | to.0);
+        let extra_ns = prng.below(profile.pair_extra_ns + 1);
+        Link {
+            prng,
+            extra_ns,
+            clogged_until: Moment::ZERO,
+            cut_until: Moment::ZERO,
+            last_arrival: [Moment::ZERO; 3],
+        }
+    })
+}
+
+fn connection_in(
+    connections: &mut ByNode<ByNode<Connections>>,
+    (low, high): (Peer, Peer),
+) -> &mut Connection {
+    let all = connections.entry(low.node, ByNode::new).entry(high.node, BTreeMap::new);
+    all.entry((low.incarnation, high.incarnation)).or_default()
 }
 
 impl Link {
@@ -470,8 +538,8 @@ fn pass_codec(flight: &mut Flight, from: Peer, to: Peer, randomness: Randomness)
         return false;
     }
     let decoded = wire::decode(&bytes, from, to.node).expect("our own bytes decode");
-    assert_eq!(decoded, flight.envelope, "the codec gives back what it got");
-    flight.envelope = decoded;
+    assert_eq!(decoded, *flight.envelope, "the codec gives back what it got");
+    *flight.envelope = decoded;
     true
 }
 

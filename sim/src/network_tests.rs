@@ -40,7 +40,8 @@ impl Bench {
     }
 
     fn send(&mut self, from: Peer, to: Peer, number: u64) {
-        self.network.send(self.now, confirm(from, to, number), &mut self.queue);
+        let envelope = Box::new(confirm(from, to, number));
+        self.network.send(self.now, envelope, &mut self.queue);
     }
 
     fn run_until(&mut self, until: Moment) {

@@ -28,7 +28,7 @@ pub enum Input {
     /// It begins.
     Boot,
     /// A message came.
-    Message(Envelope),
+    Message(Box<Envelope>),
     /// The connection to a peer is gone.
     PeerDown(Peer),
     /// A timer has run out.
@@ -52,7 +52,7 @@ pub enum Input {
 #[derive(Clone, Debug)]
 pub enum Effect {
     /// Send a message to another process.
-    Send(Envelope),
+    Send(Box<Envelope>),
     /// Connect to a node, as a client.
     Dial(NodeId),
     /// Fire a timer; arming again moves it.

@@ -148,6 +148,8 @@ struct Run {
     later: BTreeMap<u64, Turn>,
     next_turn: u64,
     is_calm: bool,
+    /// Empty between events.
+    happened: Vec<Happened>,
     marks: BTreeMap<Mark, u64>,
     restarts: Prng,
 }
@@ -211,6 +213,7 @@ impl Run {
             later: BTreeMap::new(),
             next_turn: 0,
             is_calm: false,
+            happened: Vec::new(),
             marks: BTreeMap::new(),
             restarts: randomness.stream("restarts", 0),
         }
@@ -312,19 +315,26 @@ impl Run {
         if !self.world.has_happened() {
             return Ok(());
         }
-        for happened in self.world.take_happened() {
-            match &happened {
-                Happened::Mark(mark) => *self.marks.entry(*mark).or_default() += 1,
-                Happened::Halted(peer, halt) => self.judge_halt(*peer, halt)?,
-                Happened::Wrote(node, request) if !self.world.is_on_foreign_disk(*node) => {
-                    self.atlas.wrote(*node, request);
-                }
-                Happened::Note(from, note) => self.judge_damage(*from, note)?,
-                _ => {}
-            }
-            self.oracles.judge(&happened, &Eyes(&self.world))?;
+        let mut happened = core::mem::take(&mut self.happened);
+        self.world.swap_happened(&mut happened);
+        for one in happened.drain(..) {
+            self.judge_one(&one)?;
         }
+        self.happened = happened;
         Ok(())
+    }
+
+    fn judge_one(&mut self, happened: &Happened) -> Result<(), Violation> {
+        match happened {
+            Happened::Mark(mark) => *self.marks.entry(*mark).or_default() += 1,
+            Happened::Halted(peer, halt) => self.judge_halt(*peer, halt)?,
+            Happened::Wrote(node, request) if !self.world.is_on_foreign_disk(*node) => {
+                self.atlas.wrote(*node, request);
+            }
+            Happened::Note(from, note) => self.judge_damage(*from, note)?,
+            _ => {}
+        }
+        self.oracles.judge(happened, &Eyes(&self.world))
     }
 
     fn condition(&self, node: NodeId) -> Condition {

@@ -12,13 +12,14 @@
 //! [`World::pause`], ...), so that a run's faults are a list that can be printed and made shorter.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::collections::{BinaryHeap, VecDeque};
 
 use common::disk::{DiskOp, DiskRequest, File};
 use common::machine::Halt;
 use common::wire::Envelope;
 use common::{Endpoint, Incarnation, Mark, NodeId, Note, Peer, Prng};
 
+use crate::by_node::ByNode;
 use crate::clock::{Clock, Moment};
 use crate::disk::{Crash, Disk, DiskProfile, Ticket};
 use crate::network::{Arrival, Network, NetworkProfile, Traffic};
@@ -89,12 +90,12 @@ struct Host<P> {
 struct Life<P> {
     process: P,
     me: Peer,
-    /// Who the process is to others: itself, and for a client each end of a connection.
-    addresses: BTreeSet<Incarnation>,
+    /// Who the process is to others, ascending: itself, and for a client each end of a connection.
+    addresses: Vec<Incarnation>,
     clock: Clock,
     rng: Prng,
-    /// The number of each armed timer's last arming.
-    timers: BTreeMap<TimerKey, u64>,
+    /// The armed timers, each with the number of its last arming. A process has a handful.
+    timers: Vec<(TimerKey, u64)>,
     /// Events that wait while the process is paused.
     paused: Option<VecDeque<Input>>,
 }
@@ -109,7 +110,7 @@ pub struct World<S: Spawn> {
     gives: u64,
     unchecked: Vec<NodeId>,
     next_arming: u64,
-    hosts: BTreeMap<NodeId, Host<S::Process>>,
+    hosts: ByNode<Host<S::Process>>,
     network: Network,
     register: Register,
     spawn: S,
@@ -135,7 +136,7 @@ impl<S: Spawn> World<S> {
             gives: 0,
             unchecked: Vec::new(),
             next_arming: 0,
-            hosts: BTreeMap::new(),
+            hosts: ByNode::new(),
             network: Network::new(profile.network.clone(), randomness),
             register: Register::new(profile.register.clone(), randomness.stream("register", 0)),
             spawn,
@@ -201,6 +202,12 @@ impl<S: Spawn> World<S> {
         core::mem::take(&mut self.happened)
     }
 
+    /// What has happened since the last call, in exchange for an empty list to write on.
+    pub fn swap_happened(&mut self, happened: &mut Vec<Happened>) {
+        assert!(happened.is_empty(), "{} things were not looked at", happened.len());
+        core::mem::swap(&mut self.happened, happened);
+    }
+
     /// Whether anything has.
     pub const fn has_happened(&self) -> bool {
         !self.happened.is_empty()
@@ -208,7 +215,7 @@ impl<S: Spawn> World<S> {
 
     /// Checks the states that the last events have changed. Oracles come first: they say more.
     pub fn check_states(&mut self) {
-        for node in core::mem::take(&mut self.unchecked) {
+        while let Some(node) = self.unchecked.pop() {
             if let Some(process) = self.process(node) {
                 process.check();
             }
@@ -228,7 +235,7 @@ impl<S: Spawn> World<S> {
     /// Starts the next life of a node.
     pub fn start(&mut self, node: NodeId) {
         let (profile, randomness) = (&self.profile, self.randomness);
-        let host = self.hosts.entry(node).or_insert_with(|| Host {
+        let host = self.hosts.entry(node, || Host {
             lives: 0,
             disk: Disk::new(profile.disk.clone(), randomness.stream("disk", node.0)),
             own_disk: None,
@@ -242,11 +249,11 @@ impl<S: Spawn> World<S> {
         let mut rng = randomness.stream("process", index);
         host.life = Some(Life {
             me,
-            addresses: BTreeSet::from([me.incarnation]),
+            addresses: vec![me.incarnation],
             process: self.spawn.spawn(me, &mut rng),
             clock: Clock::new(self.now, self.profile.drift_ppm_max, &mut clock_prng),
             rng,
-            timers: BTreeMap::new(),
+            timers: Vec::new(),
             paused: None,
         });
         self.network.join(me);
@@ -278,9 +285,11 @@ impl<S: Spawn> World<S> {
         match event {
             Event::Traffic(traffic) => self.take_traffic(traffic),
             Event::Timer(to, key, arming) => {
-                let life = self.life_mut(to);
-                if let Some(life) = life.filter(|life| life.timers.get(&key) == Some(&arming)) {
-                    life.timers.remove(&key);
+                let timers = self.life_mut(to).map(|life| &mut life.timers);
+                let place =
+                    timers.as_ref().and_then(|all| all.iter().position(|of| *of == (key, arming)));
+                if let Some((timers, place)) = timers.zip(place) {
+                    timers.swap_remove(place);
                     self.trace.event(self.now, to.node.0, 3);
                     self.trace.word(u64::from(key.timer.0));
                     self.give(to, Input::Timer(key));
@@ -325,7 +334,7 @@ impl<S: Spawn> World<S> {
             Some(to) => {
                 self.host_mut(from.node).lives += 1;
                 let life = self.life_mut(from).expect("it lives");
-                life.addresses.insert(me.incarnation);
+                life.addresses.push(me.incarnation);
                 self.trace.line(self.now, || format!("{me:?} is connected to {to:?}"));
                 self.give(from, Input::Connected { node: to, me });
             }
@@ -363,7 +372,7 @@ impl<S: Spawn> World<S> {
         self.give(to, Input::PeerDown(peer));
         // The end of a dialled connection is used once.
         if let Some(life) = self.life_mut(to).filter(|life| life.me != to) {
-            life.addresses.remove(&to.incarnation);
+            life.addresses.retain(|of| *of != to.incarnation);
             let mut out = Vec::new();
             self.network.leave(self.now, to, &mut out);
             self.schedule_traffic(out);
@@ -450,13 +459,23 @@ impl<S: Spawn> World<S> {
                 let moment = moment.max(self.now.plus_ns(1));
                 self.next_arming += 1;
                 let arming = self.next_arming;
-                self.life_mut(me).expect("it lives").timers.insert(key, arming);
+                let timers = &mut self.life_mut(me).expect("it lives").timers;
+                match timers.iter_mut().find(|(armed, _)| *armed == key) {
+                    Some((_, last)) => *last = arming,
+                    None => timers.push((key, arming)),
+                }
                 self.schedule_at(moment, Event::Timer(me, key, arming));
             }
             Effect::Disarm(key) => {
-                life.timers.remove(&key);
+                life.timers.retain(|(armed, _)| *armed != key);
             }
-            Effect::Disk(request) => {
+            Effect::Disk(mut request) => {
+                // Once for all that look at the bytes.
+                if let DiskOp::Write { data, .. } = &mut request.op
+                    && data.pieces().len() > 1
+                {
+                    *data = data.contiguous().into();
+                }
                 self.trace.event(self.now, me.node.0, 9);
                 self.trace.line(self.now, || format!("{me:?} disk {}", brief(&request)));
                 if matches!(request.op, DiskOp::Write { file: File::Segment(_), .. }) {
@@ -519,15 +538,15 @@ impl<S: Spawn> World<S> {
     }
 
     fn host(&self, node: NodeId) -> &Host<S::Process> {
-        self.hosts.get(&node).unwrap_or_else(|| panic!("no host {node}"))
+        self.hosts.get(node).unwrap_or_else(|| panic!("no host {node}"))
     }
 
     fn host_mut(&mut self, node: NodeId) -> &mut Host<S::Process> {
-        self.hosts.get_mut(&node).unwrap_or_else(|| panic!("no host {node}"))
+        self.hosts.get_mut(node).unwrap_or_else(|| panic!("no host {node}"))
     }
 
     fn life_mut(&mut self, of: Peer) -> Option<&mut Life<S::Process>> {
-        let host = self.hosts.get_mut(&of.node)?;
+        let host = self.hosts.get_mut(of.node)?;
         host.life.as_mut().filter(|life| life.addresses.contains(&of.incarnation))
     }
 }

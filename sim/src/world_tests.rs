@@ -1,5 +1,7 @@
 //! Whole runs: the same seed gives the same trace.
 
+use std::collections::BTreeMap;
+
 use common::disk::{DiskOpId, Lane, PAGE_BYTES};
 use common::message::{Confirm, Confirmed, Message};
 use common::register::{RegisterOp, RegisterRequest};
@@ -24,7 +26,7 @@ impl Toy {
     fn say(&self, step: &mut Step<'_>, to: Endpoint, message: impl Into<Message>) {
         let from = self.me.endpoint(Role::Node);
         let envelope = Envelope { from, to, epoch: Epoch::ZERO, message: message.into() };
-        step.out.push(Effect::Send(envelope));
+        step.out.push(Effect::Send(Box::new(envelope)));
     }
 
     fn write(&self, step: &mut Step<'_>, number: u64) {

@@ -29,7 +29,6 @@ pub(super) struct Consumers {
 
 impl Consumers {
     pub(super) fn note(&self, from: Endpoint, note: &Note, facts: &Facts) -> Judged {
-        let committed = facts.committed();
         match note {
             Note::Delivered { to, after, through } => {
                 demand!(
@@ -37,6 +36,7 @@ impl Consumers {
                     after <= through,
                     "{from:?} gives {to:?} {after} to {through}"
                 );
+                let committed = facts.committed();
                 demand!(
                     "I11.committed",
                     *through <= committed,
@@ -44,6 +44,7 @@ impl Consumers {
                 );
             }
             Note::KnownCommitted { version } => {
+                let committed = facts.committed();
                 demand!(
                     "I11.known",
                     *version <= committed,

@@ -38,7 +38,12 @@ pub(super) struct Io {
     knobs: Rc<Knobs>,
     next_call: u64,
     effects: Vec<Effect>,
+    /// Empty between steps: the space that the session writes its outputs to.
+    outputs: Vec<Output>,
     open: BTreeMap<CallId, Caller>,
+    /// How many of them are the writer's, and what others were told of that.
+    open_of_writer: usize,
+    told_open: Option<usize>,
 }
 
 /// Whose call it is.
@@ -53,7 +58,22 @@ impl Io {
         self.next_call += 1;
         let call = CallId(self.next_call);
         self.open.insert(call, caller);
+        self.open_of_writer += usize::from(caller == Caller::Writer);
         call
+    }
+
+    fn close(&mut self, call: CallId) -> Option<Caller> {
+        let caller = self.open.remove(&call)?;
+        self.open_of_writer -= usize::from(caller == Caller::Writer);
+        Some(caller)
+    }
+
+    /// Tells how many calls are open, when that is news.
+    fn tell_open(&mut self) {
+        if self.told_open != Some(self.open_of_writer) {
+            self.told_open = Some(self.open_of_writer);
+            self.shared.borrow_mut().open_calls.insert(self.me.node, self.open_of_writer);
+        }
     }
 
     pub(super) fn observe(&mut self, observation: Observation) {
@@ -91,7 +111,10 @@ impl Actor {
             knobs,
             next_call: 0,
             effects: Vec::new(),
+            outputs: Vec::new(),
             open: BTreeMap::new(),
+            open_of_writer: 0,
+            told_open: None,
         };
         Self {
             session: Session::new(me.endpoint(Role::Client)),
@@ -103,7 +126,7 @@ impl Actor {
 
     /// Gives the session an event, and then everything that its answers lead to.
     fn with_session(&mut self, step: &mut Step<'_>, run: impl FnOnce(&mut Self, &mut Cx<'_>)) {
-        let mut out = Vec::new();
+        let mut out = core::mem::take(&mut self.io.outputs);
         let knobs = self.io.knobs.clone();
         let mut cx = Cx {
             now: step.now,
@@ -124,17 +147,18 @@ impl Actor {
                 self.take(&mut cx, answer);
             }
         }
-        for output in out {
-            let effect = self.effect(output);
-            self.io.effects.extend(effect);
-        }
+        // What the application asked for comes first.
         step.out.append(&mut self.io.effects);
-        let open = self.io.open.values().filter(|caller| **caller == Caller::Writer).count();
-        self.io.shared.borrow_mut().open_calls.insert(self.io.me.node, open);
+        for output in out.drain(..) {
+            let effect = self.effect(output);
+            step.out.push(effect);
+        }
+        self.io.outputs = out;
+        self.io.tell_open();
     }
 
     fn take(&mut self, cx: &mut Cx<'_>, Completion { call, result }: Completion) {
-        match self.io.open.remove(&call) {
+        match self.io.close(call) {
             None => self.io.broken(format!("{call:?} was answered twice: {result:?}")),
             Some(Caller::Writer) => {
                 let writer = self.writer.as_mut().expect("its call");
@@ -147,11 +171,11 @@ impl Actor {
         }
     }
 
-    fn effect(&self, output: Output) -> Option<Effect> {
-        Some(match output {
+    fn effect(&self, output: Output) -> Effect {
+        match output {
             Output::Send { to, epoch, message } => {
                 let from = self.session.me_at(to.node);
-                Effect::Send(Envelope { from, to, epoch, message })
+                Effect::Send(Box::new(Envelope { from, to, epoch, message }))
             }
             Output::Arm { timer, at } => Effect::Arm { key: key(timer), at },
             Output::Disarm(timer) => Effect::Disarm(key(timer)),
@@ -159,7 +183,7 @@ impl Actor {
             Output::Note(note) => Effect::Note(self.io.me.endpoint(Role::Client), note),
             Output::Mark(mark) => Effect::Mark(mark),
             Output::Disk(_) | Output::Register(_) => panic!("a client has neither"),
-        })
+        }
     }
 
     fn redial(&mut self, now: Time, node: NodeId) {
@@ -209,7 +233,8 @@ impl Process for Actor {
                 actor.session.step(cx, Event::PeerDown(peer));
                 actor.redial(now, peer.node);
             }
-            Input::Message(Envelope { from, to, epoch, message }) => {
+            Input::Message(envelope) => {
+                let Envelope { from, to, epoch, message } = *envelope;
                 // What is addressed to an earlier connection is dropped.
                 if to.incarnation == actor.session.me_at(from.node).incarnation {
                     actor.session.step(cx, Event::Message { from, epoch, message });

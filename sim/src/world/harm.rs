@@ -70,7 +70,7 @@ impl<S: Spawn> World<S> {
 
     /// Cuts a node off from all others for a while, in one direction or both, or holds everything back.
     pub fn isolate(&mut self, node: NodeId, how: Isolation, ns: u64) {
-        let others: Vec<NodeId> = self.hosts.keys().copied().filter(|of| *of != node).collect();
+        let others: Vec<NodeId> = self.hosts.keys().filter(|of| *of != node).collect();
         for other in others {
             match how {
                 Isolation::Deaf => self.cut(other, node, ns),
@@ -106,7 +106,7 @@ impl<S: Spawn> World<S> {
 
     /// Whether a node was ever started.
     pub fn knows(&self, node: NodeId) -> bool {
-        self.hosts.contains_key(&node)
+        self.hosts.get(node).is_some()
     }
 
     /// Whether a node finds another node's disk.
