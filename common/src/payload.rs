@@ -54,7 +54,7 @@ impl Payload {
             return None;
         }
         let (mut skip, mut want) = (start, len);
-        let mut copied = BytesMut::new();
+        let mut copied: Option<BytesMut> = None;
         for piece in &self.pieces {
             if skip >= piece.len() {
                 skip -= piece.len();
@@ -64,6 +64,7 @@ impl Payload {
             if take == len {
                 return Some(piece.slice(skip..skip + take));
             }
+            let copied = copied.get_or_insert_with(|| BytesMut::with_capacity(len));
             copied.extend_from_slice(&piece[skip..skip + take]);
             want -= take;
             skip = 0;
@@ -71,7 +72,7 @@ impl Payload {
                 break;
             }
         }
-        Some(copied.freeze())
+        Some(copied.map(BytesMut::freeze).unwrap_or_default())
     }
 
     /// All bytes as one piece; copies only when there are several.

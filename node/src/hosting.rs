@@ -8,6 +8,7 @@ use common::message::{
 use common::{Code, Endpoint, Epoch, Event, Note, RequestId, Role, Version};
 use proxy::Proxy;
 use resolver::role::Resolver;
+use sequencer::leader::Leader;
 use sequencer::versions::Sequencer;
 
 use crate::routing::role_cx;
@@ -28,8 +29,8 @@ impl Node {
                 let reply = StatusReply { request: status.request, json };
                 self.send_as_node(s, from, epoch, reply.into());
             }
-            Message::Recruit(recruit) => self.handle_recruit(s, from, epoch, recruit),
-            Message::Serve(serve) => self.handle_serve(s, from, epoch, serve),
+            Message::Recruit(recruit) => self.handle_recruit(s, from, epoch, *recruit),
+            Message::Serve(serve) => self.handle_serve(s, from, epoch, *serve),
             Message::Refused(_) => {}
             other => {
                 let why = (epoch, Code::NotHere);
@@ -65,7 +66,7 @@ impl Node {
 
     /// What clients may know: nothing before the generation is in the register (I10).
     fn view(&self, request: RequestId) -> ClusterView {
-        let phase = self.leader.as_ref().map_or("following", |leader| leader.status().phase);
+        let phase = self.leader.as_ref().map_or("following", Leader::phase);
         let mut view = ClusterView {
             request,
             epoch: Epoch::ZERO,
@@ -102,7 +103,7 @@ impl Node {
         let here = self.epoch();
         if recruit.plan.epoch < here {
             let detail = format!("this is {here}");
-            let message = Message::Recruit(recruit);
+            let message = Message::from(recruit);
             let why = (epoch, Code::WrongEpoch);
             return self.refuse(s, Role::Node, from, &message, why, &detail);
         }
@@ -114,7 +115,7 @@ impl Node {
         match role {
             // The log server persists what it must before it answers by itself.
             Role::LogServer => {
-                let message = Message::Recruit(Recruit { role, plan });
+                let message = Message::from(Recruit { role, plan });
                 let event = Event::Message { from, epoch, message };
                 self.with_log_server(s, |log_server, cx| log_server.step(cx, event));
             }
@@ -179,7 +180,7 @@ impl Node {
     ) {
         let here = self.epoch();
         if serve.plan.epoch < here {
-            let (message, detail) = (Message::Serve(serve), format!("this is {here}"));
+            let (message, detail) = (Message::from(serve), format!("this is {here}"));
             let why = (epoch, Code::WrongEpoch);
             return self.refuse(s, Role::Node, from, &message, why, &detail);
         }
@@ -191,10 +192,10 @@ impl Node {
         if !hosted.is_serving {
             hosted.is_serving = true;
             // What the log server holds of this epoch may reach consumers only from here on (I10, I11).
-            let event = Event::Message { from, epoch, message: Message::Serve(serve.clone()) };
+            let event = Event::Message { from, epoch, message: serve.clone().into() };
             self.with_log_server(s, |log_server, cx| log_server.step(cx, event));
             for role in self.epoch_roles() {
-                let message = Message::Serve(serve.clone());
+                let message = serve.clone().into();
                 self.with_epoch_role(s, role, Event::Message { from, epoch, message });
             }
             self.note(s, Role::Node, Note::Serving { epoch: serve.plan.epoch });

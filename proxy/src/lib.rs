@@ -156,7 +156,7 @@ impl Proxy {
             return;
         }
         match message {
-            Message::CommitRequest(request) => self.handle_commit(cx, from, request),
+            Message::CommitRequest(request) => self.handle_commit(cx, from, *request),
             Message::ReadVersionRequest(request) => self.handle_read_version(cx, from, request),
             _ if is_client => {}
             Message::VersionReply(reply) => self.handle_version_reply(cx, from, reply),

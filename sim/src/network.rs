@@ -14,7 +14,7 @@
 //! 4. Nothing of an earlier incarnation comes once a later one has been seen.
 //! 5. A client's connection is an incarnation of its own: when it breaks, the client has to dial again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use common::message::MessageLane;
 use common::wire::{self, Envelope};
@@ -131,8 +131,8 @@ struct Link {
     last_arrival: [Moment; 3],
 }
 
-/// All connections that two nodes ever had, by their incarnations.
-type Connections = BTreeMap<(Incarnation, Incarnation), Connection>;
+/// All connections that two nodes ever had, by their incarnations. The last one is the one in use, as a rule.
+type Connections = Vec<((Incarnation, Incarnation), Connection)>;
 
 /// All links and connections of a run.
 #[derive(Clone, Debug)]
@@ -217,7 +217,7 @@ impl Network {
         for node in self.live.keys().filter(|node| *node != peer.node) {
             let (low, high) = (node.min(peer.node), node.max(peer.node));
             let all = self.connections.get(low).and_then(|of| of.get(high));
-            for (one, two) in all.into_iter().flat_map(BTreeMap::keys) {
+            for ((one, two), _) in all.into_iter().flatten() {
                 let low = Peer { node: low, incarnation: *one };
                 let high = Peer { node: high, incarnation: *two };
                 if low == peer || high == peer {
@@ -382,7 +382,7 @@ impl Network {
     fn pairs_between(&self, a: NodeId, b: NodeId) -> Vec<(Peer, Peer)> {
         let (low, high) = (a.min(b), a.max(b));
         let all = self.connections.get(low).and_then(|of| of.get(high));
-        let pairs = all.into_iter().flat_map(BTreeMap::keys).map(|(one, two)| {
+        let pairs = all.into_iter().flatten().map(|((one, two), _)| {
             (Peer { node: low, incarnation: *one }, Peer { node: high, incarnation: *two })
         });
         pairs.filter(|(one, two)| self.is_live(*one) && self.is_live(*two)).collect()
@@ -488,8 +488,16 @@ fn connection_in(
     connections: &mut ByNode<ByNode<Connections>>,
     (low, high): (Peer, Peer),
 ) -> &mut Connection {
-    let all = connections.entry(low.node, ByNode::new).entry(high.node, BTreeMap::new);
-    all.entry((low.incarnation, high.incarnation)).or_default()
+    let all = connections.entry(low.node, ByNode::new).entry(high.node, Vec::new);
+    let key = (low.incarnation, high.incarnation);
+    let place = match all.last() {
+        Some((last, _)) if *last == key => all.len() - 1,
+        _ => all.binary_search_by_key(&key, |(key, _)| *key).unwrap_or_else(|place| {
+            all.insert(place, (key, Connection::default()));
+            place
+        }),
+    };
+    &mut all[place].1
 }
 
 impl Link {

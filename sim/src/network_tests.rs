@@ -1,5 +1,7 @@
 //! The simulated network: order, loss, partitions, and the same seed twice.
 
+use std::collections::BTreeMap;
+
 use common::message::{Confirm, Message};
 use common::{Epoch, Role};
 

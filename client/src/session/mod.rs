@@ -470,7 +470,9 @@ impl Session {
     }
 
     fn handle_view(&mut self, cx: &mut Cx<'_>, view: ClusterView) {
-        let (number, answer) = (view.request, Message::from(view.clone()));
+        let number = view.request;
+        let is_answer = number != RequestId::ZERO && self.asks(number);
+        let answer = is_answer.then(|| Message::from(view.clone()));
         let recovery_version = view.recovery_version;
         match self.cluster.learn(view) {
             Learned::Nothing => {}
@@ -488,7 +490,7 @@ impl Session {
                 self.reroute(cx);
             }
         }
-        if number != RequestId::ZERO {
+        if let Some(answer) = answer {
             self.handle_answer(cx, number, answer);
         }
     }

@@ -252,6 +252,11 @@ impl Session {
         self.alarms.set(Item::Question(key), wake);
     }
 
+    /// Whether somebody waits for the answer of this number.
+    pub(super) fn asks(&self, number: RequestId) -> bool {
+        self.asked.contains_key(&number)
+    }
+
     pub(super) fn handle_answer(&mut self, cx: &mut Cx<'_>, number: RequestId, message: Message) {
         let Some(key) = self.asked.get(&number).copied() else { return };
         let Message::Refused(refused) = message else {

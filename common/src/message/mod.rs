@@ -49,17 +49,23 @@ pub(crate) trait Body: Sized {
     fn set_payload(&mut self, _payload: Payload) {}
 }
 
+/// How a message holds its body: a large one in a box, so that the others are moved cheaply.
+macro_rules! held {
+    ($name:ident) => { $name };
+    ($name:ident boxed) => { Box<$name> };
+}
+
 macro_rules! messages {
-    ($($number:literal $name:ident $lane:ident),* $(,)?) => {
+    ($($number:literal $name:ident $lane:ident $($boxed:ident)?),* $(,)?) => {
         /// Any message.
         #[derive(Clone, Debug, PartialEq, Eq, Hash)]
         pub enum Message {
-            $(#[doc = concat!("See [`", stringify!($name), "`].")] $name($name)),*
+            $(#[doc = concat!("See [`", stringify!($name), "`].")] $name(held!($name $($boxed)?))),*
         }
 
         $(impl From<$name> for Message {
             fn from(message: $name) -> Self {
-                Self::$name(message)
+                Self::$name(message.into())
             }
         })*
 
@@ -84,7 +90,10 @@ macro_rules! messages {
 
             pub(crate) fn encode_body(&self) -> rkyv::util::AlignedVec {
                 match self {
-                    $(Self::$name(body) => rkyv::to_bytes::<Error>(body)),*
+                    $(Self::$name(body) => {
+                        let body: &$name = body;
+                        rkyv::to_bytes::<Error>(body)
+                    })*
                 }
                 .expect("plain data encodes")
             }
@@ -102,7 +111,7 @@ macro_rules! messages {
                 Some(match number {
                     $($number => rkyv::from_bytes::<$name, Error>(body).map(|mut message| {
                         message.set_payload(payload.into());
-                        Self::$name(message)
+                        message.into()
                     }),)*
                     _ => return None,
                 })
@@ -123,7 +132,7 @@ pub enum MessageLane {
 }
 
 messages! {
-    1 CommitRequest Commit,
+    1 CommitRequest Commit boxed,
     2 CommitReply Commit,
     3 ReadVersionRequest Commit,
     4 ReadVersionReply Commit,
@@ -146,9 +155,9 @@ messages! {
     47 IdFound Control,
     50 Lock Control,
     51 Locked Control,
-    52 Recruit Control,
+    52 Recruit Control boxed,
     53 Recruited Control,
-    54 Serve Control,
+    54 Serve Control boxed,
     55 Serving Control,
     56 Beat Control,
     57 HandOver Control,

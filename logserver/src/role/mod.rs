@@ -183,7 +183,7 @@ impl LogServer {
             Message::Announce(announce) => self.handle_announce(epoch, announce),
             Message::Confirm(confirm) => self.handle_confirm(cx, from, epoch, confirm),
             Message::Lock(_) => self.handle_lock(cx, from, epoch),
-            Message::Recruit(recruit) => self.handle_recruit(cx, from, recruit),
+            Message::Recruit(recruit) => self.handle_recruit(cx, from, *recruit),
             Message::Serve(serve) => self.handle_serve(&serve),
             Message::Pull(pull) => self.handle_pull(cx, from, pull),
             Message::Trim(trim) => self.handle_trim(cx, from, trim),

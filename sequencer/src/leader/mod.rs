@@ -348,6 +348,12 @@ impl Leader {
         }
     }
 
+    /// The phase's name.
+    #[must_use]
+    pub const fn phase(&self) -> &'static str {
+        self.phase.name()
+    }
+
     /// What `status` shows.
     #[must_use]
     pub fn status(&self) -> LeaderStatus {
@@ -369,7 +375,7 @@ impl Leader {
             Phase::Announcing { nodes } => list("nodes", nodes.silent()),
         };
         LeaderStatus {
-            phase: self.phase.name(),
+            phase: self.phase(),
             since: self.since,
             epoch: self.epoch,
             waiting_for,

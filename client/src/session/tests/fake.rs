@@ -367,7 +367,7 @@ impl Fake {
                 let refusal = Refusal::new(Code::WrongEpoch, "another epoch");
                 self.reply(to, from, Refused { request: request.request, refusal });
             }
-            Message::CommitRequest(request) => self.take_commit(from, to, request),
+            Message::CommitRequest(request) => self.take_commit(from, to, *request),
             Message::ReadVersionRequest(request) => {
                 if self.withheld.is_none() {
                     let version = self.known_committed();
