@@ -41,10 +41,14 @@ impl Trace {
 
     /// Takes bytes in: eight at a time, the last ones with their number.
     fn bytes(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
+        let (words, rest) = bytes.as_chunks::<8>();
+        for word in words {
+            self.word(u64::from_le_bytes(*word) ^ 8 << 56);
+        }
+        if !rest.is_empty() {
             let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.word(u64::from_le_bytes(word) ^ (chunk.len() as u64) << 56);
+            word[..rest.len()].copy_from_slice(rest);
+            self.word(u64::from_le_bytes(word) ^ (rest.len() as u64) << 56);
         }
     }
 

@@ -149,10 +149,11 @@ fn seen(block: &Block, flaws: &mut Vec<String>) -> SeenBlock {
     let mut sections = Vec::new();
     let mut checksum = 0x811c_9dc5_u32;
     for (_, section) in block.sections() {
-        for chunk in section.records.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            let mixed = (u64::from(checksum) ^ u64::from_le_bytes(word))
+        let (words, rest) = section.records.as_chunks::<8>();
+        let mut last = [0; 8];
+        last[..rest.len()].copy_from_slice(rest);
+        for word in words.iter().chain((!rest.is_empty()).then_some(&last)) {
+            let mixed = (u64::from(checksum) ^ u64::from_le_bytes(*word))
                 .wrapping_mul(0x9e37_79b9_7f4a_7c15);
             checksum = (mixed >> 32) as u32 ^ mixed as u32;
         }

@@ -121,11 +121,13 @@ fn ranges(spans: &[Span]) -> Ranges {
 
 /// The value of an event: the name, then bytes that follow from it.
 pub(super) fn event_value(txn: TxnId, bytes: u64) -> Bytes {
-    let mut value = Vec::with_capacity(NAME_BYTES + bytes as usize);
-    value.extend_from_slice(&txn.0.to_le_bytes());
+    let mut value = vec![0; NAME_BYTES + (bytes / 8 * 8) as usize];
+    let (words, _) = value.as_chunks_mut::<8>();
     let mut filler = Prng::new(txn.0);
-    for _ in 0..bytes / 8 {
-        value.extend_from_slice(&filler.next().to_le_bytes());
+    let name = core::iter::once(txn.0);
+    for (word, drawn) in words.iter_mut().zip(name.chain(core::iter::repeat_with(|| filler.next())))
+    {
+        *word = drawn.to_le_bytes();
     }
     value.into()
 }
@@ -181,7 +183,7 @@ pub(super) fn is_whole(value: &[u8]) -> bool {
     let Some(txn) = txn_of(value) else { return false };
     let (words, rest) = value[NAME_BYTES..].as_chunks::<8>();
     let mut filler = Prng::new(txn.0);
-    rest.is_empty() && words.iter().all(|word| *word == filler.next().to_le_bytes())
+    rest.is_empty() && words.iter().all(|word| u64::from_le_bytes(*word) == filler.next())
 }
 
 #[cfg(test)]
