@@ -32,6 +32,13 @@ struct Dirty {
     poisoned: bool,
 }
 
+impl Dirty {
+    /// Whether every write to the page since it was durable brought what it held.
+    fn holds_only(&self, current: Option<&Bytes>) -> bool {
+        same_in_all(&self.history, current, 0..PAGE).is_some()
+    }
+}
+
 /// What a page that was made durable reads as. Its true content stays beside it: oracles see that, and repair
 /// brings it back.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -221,7 +228,9 @@ impl Platter {
         let Some(content) = self.files.get(&file) else { return false };
         let first = (offset / PAGE_BYTES) as usize;
         let end = (offset + bytes).div_ceil(PAGE_BYTES) as usize;
-        end <= content.durable_pages && content.dirty.range(first..end).next().is_none()
+        let mut dirty = content.dirty.range(first..end);
+        end <= content.durable_pages
+            && dirty.all(|(place, dirty)| dirty.holds_only(content.pages[*place].as_ref()))
     }
 
     /// Cuts the power: every sector that no barrier covers gets its fate.
@@ -356,8 +365,8 @@ fn same_in_all<'a>(
     current: Option<&'a Bytes>,
     range: core::ops::Range<usize>,
 ) -> Option<&'a [u8]> {
-    const ZEROS: [u8; SECTOR] = [0; SECTOR];
-    let sector = |page: Option<&'a Bytes>| page.map_or(&ZEROS[..], |page| &page[range.clone()]);
+    const ZEROS: [u8; PAGE] = [0; PAGE];
+    let sector = |page: Option<&'a Bytes>| &page.map_or(&ZEROS[..], |page| page)[range.clone()];
     let current = sector(current);
     history.iter().all(|page| sector(page.as_ref()) == current).then_some(current)
 }

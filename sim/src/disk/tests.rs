@@ -91,6 +91,21 @@ fn an_unsynced_page_meets_every_fate() {
 }
 
 #[test]
+fn what_is_written_again_as_it_was_survives_without_another_barrier() {
+    for seed in 0..50 {
+        let mut bench = ready(seed);
+        bench.write(0, 1, true);
+        bench.write(0, 1, false);
+        assert!(bench.disk.would_survive(FILE, 0, PAGE_BYTES), "it holds what it held");
+        bench.disk.crash(Crash::PowerCut);
+        assert!(bench.is_all(0, 1), "seed {seed}");
+        bench.write(0, 2, false);
+        bench.write(0, 1, false);
+        assert!(!bench.disk.would_survive(FILE, 0, PAGE_BYTES), "the other content may come last");
+    }
+}
+
+#[test]
 fn a_kill_keeps_the_cache_but_makes_nothing_durable() {
     let mut bench = ready(1);
     bench.write(0, 7, false);
