@@ -263,9 +263,12 @@ fn verify(log: &Path, output: Output) -> Result<Exit> {
 }
 
 fn show_register(directory: &Path, options: &RegisterOptions, output: Output) -> Result<Exit> {
-    let path = directory.join("register");
-    let is_there = options.url != RegisterUrl::File || path.exists();
-    anyhow::ensure!(is_there, "{} does not exist", path.display());
+    let path = match &options.url {
+        RegisterUrl::SharedFile(path) => path.clone(),
+        _ => directory.join("register"),
+    };
+    let is_file = matches!(options.url, RegisterUrl::File | RegisterUrl::SharedFile(_));
+    anyhow::ensure!(!is_file || path.exists(), "{} does not exist", path.display());
     let mut register = Register::open(options, directory)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let outcome = runtime.block_on(register.apply(RegisterOp::Read));

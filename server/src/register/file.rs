@@ -1,4 +1,4 @@
-//! The register of a single node: a file with two alternating checksummed slots.
+//! The register in a file of two alternating checksummed slots: of a single node, or of all on one machine.
 //!
 //! ```text
 //! off        size   field                                slot n of revision r: n = r mod 2
@@ -12,10 +12,14 @@
 //! A write goes to the slot that does not hold the newest value, then fdatasync: a torn write leaves the
 //! other slot, and the writer never gets an answer. The directory's lock (held by the log's driver) keeps a
 //! second process out, so a compare-and-set is a compare and a write.
+//!
+//! A shared file has no such lock around it: each operation takes one on the file itself, reads both slots
+//! anew, and only then compares and writes. It works for processes of one machine, on a local file system.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use bytes::Bytes;
 use common::register::{REGISTER_BYTES_MAX, RegisterOp, RegisterOutcome, Revision};
@@ -65,34 +69,8 @@ impl FileRegister {
     /// # Errors
     /// See [`RegisterError`].
     pub fn open(path: &Path) -> Result<Self, RegisterError> {
-        let io = |source| RegisterError::Io { path: path.to_owned(), source };
-        let is_new = !path.exists();
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)
-            .map_err(io)?;
-        if is_new {
-            file.set_len(2 * SLOT_BYTES as u64).map_err(io)?;
-            file.sync_all().map_err(io)?;
-            let directory = path.parent().unwrap_or(Path::new("."));
-            File::open(directory).and_then(|opened| opened.sync_all()).map_err(io)?;
-        }
-        let mut newest = (Revision(0), Bytes::new());
-        let mut broken = 0;
-        for place in 0..2 {
-            match read_slot(&file, place).map_err(io)? {
-                Slot::Whole(revision, value) if revision > newest.0 => newest = (revision, value),
-                Slot::Broken => broken += 1,
-                Slot::Empty | Slot::Whole(..) => {}
-            }
-        }
-        // One broken slot is a write that was cut off, and was never answered.
-        if broken == 2 || (broken == 1 && newest.0 == Revision(0) && !is_first_write_torn(&file)) {
-            return Err(RegisterError::Corrupt { path: path.to_owned() });
-        }
+        let file = open_or_make(path)?;
+        let newest = newest(&file, path)?;
         Ok(Self { file, newest })
     }
 
@@ -105,7 +83,7 @@ impl FileRegister {
                     return RegisterOutcome::Lost;
                 }
                 let revision = Revision(expect.0 + 1);
-                match self.write(revision, &value) {
+                match write(&self.file, revision, &value) {
                     Ok(()) => {
                         self.newest = (revision, value);
                         RegisterOutcome::Written(revision)
@@ -115,24 +93,126 @@ impl FileRegister {
             }
         }
     }
+}
 
-    fn write(&self, revision: Revision, value: &[u8]) -> std::io::Result<()> {
-        assert!(
-            value.len() + HEADER_BYTES <= SLOT_BYTES,
-            "{} bytes are too many for a register",
-            value.len()
-        );
-        let mut slot = Vec::with_capacity(HEADER_BYTES + value.len());
-        slot.extend_from_slice(MAGIC);
-        slot.extend_from_slice(&revision.0.to_le_bytes());
-        slot.extend_from_slice(&u32::try_from(value.len()).expect("below a slot").to_le_bytes());
-        let checksum = crc32c::crc32c_append(crc32c::crc32c(&slot[8..20]), value);
-        slot.extend_from_slice(&checksum.to_le_bytes());
-        slot.extend_from_slice(value);
-        self.file.write_all_at(&slot, slot_offset(revision.0 % 2))?;
-        // Persist before anybody hears of it.
-        self.file.sync_data()
+/// How long an operation waits for others that have the file.
+const LOCK_PATIENCE: Duration = super::ANSWER_TIMEOUT;
+/// How soon it looks again.
+const LOCK_PAUSE: Duration = Duration::from_millis(2);
+
+/// A register file that the processes of one machine share.
+#[derive(Debug)]
+pub struct SharedFileRegister {
+    file: File,
+    path: PathBuf,
+}
+
+impl SharedFileRegister {
+    /// Opens the file; makes it when it does not exist.
+    ///
+    /// # Errors
+    /// See [`RegisterError`].
+    pub fn open(path: &Path) -> Result<Self, RegisterError> {
+        Ok(Self { file: open_or_make(path)?, path: path.to_owned() })
     }
+
+    /// Carries out one operation, under a lock that ends with it or with the process.
+    pub async fn apply(&mut self, op: RegisterOp) -> RegisterOutcome {
+        let waited = tokio::time::timeout(LOCK_PATIENCE, self.lock()).await;
+        let locked = waited.unwrap_or_else(|_| Err("another process holds its lock".to_owned()));
+        if let Err(what) = locked {
+            return RegisterOutcome::Unavailable(what);
+        }
+        let outcome = self.apply_locked(op);
+        // A lock that can't be given back goes with the process.
+        let _ = self.file.unlock();
+        outcome
+    }
+
+    async fn lock(&self) -> Result<(), String> {
+        loop {
+            match self.file.try_lock() {
+                Ok(()) => return Ok(()),
+                Err(TryLockError::WouldBlock) => tokio::time::sleep(LOCK_PAUSE).await,
+                Err(TryLockError::Error(error)) => return Err(error.to_string()),
+            }
+        }
+    }
+
+    fn apply_locked(&self, op: RegisterOp) -> RegisterOutcome {
+        // What a writer left that was killed before its own sync must be durable before anybody acts on it.
+        let synced = self.file.sync_data().map_err(|error| error.to_string());
+        let newest =
+            synced.and_then(|()| newest(&self.file, &self.path).map_err(|error| error.to_string()));
+        let (present, bytes) = match newest {
+            Ok(newest) => newest,
+            Err(what) => return RegisterOutcome::Unavailable(what),
+        };
+        match op {
+            RegisterOp::Read => RegisterOutcome::Value(present, bytes),
+            RegisterOp::Cas { expect, .. } if expect != present => RegisterOutcome::Lost,
+            RegisterOp::Cas { expect, value } => {
+                let revision = Revision(expect.0 + 1);
+                match write(&self.file, revision, &value) {
+                    Ok(()) => RegisterOutcome::Written(revision),
+                    Err(error) => RegisterOutcome::Indeterminate(error.to_string()),
+                }
+            }
+        }
+    }
+}
+
+fn open_or_make(path: &Path) -> Result<File, RegisterError> {
+    let io = |source| RegisterError::Io { path: path.to_owned(), source };
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    let file = options.open(path).map_err(io)?;
+    let bytes = 2 * SLOT_BYTES as u64;
+    if file.metadata().map_err(io)?.len() < bytes {
+        // Two processes that make it at once do the same.
+        file.set_len(bytes).map_err(io)?;
+        file.sync_all().map_err(io)?;
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let directory = directory.unwrap_or(Path::new("."));
+        File::open(directory).and_then(|opened| opened.sync_all()).map_err(io)?;
+    }
+    Ok(file)
+}
+
+fn newest(file: &File, path: &Path) -> Result<(Revision, Bytes), RegisterError> {
+    let io = |source| RegisterError::Io { path: path.to_owned(), source };
+    let mut newest = (Revision(0), Bytes::new());
+    let mut broken = 0;
+    for place in 0..2 {
+        match read_slot(file, place).map_err(io)? {
+            Slot::Whole(revision, value) if revision > newest.0 => newest = (revision, value),
+            Slot::Broken => broken += 1,
+            Slot::Empty | Slot::Whole(..) => {}
+        }
+    }
+    // One broken slot is a write that was cut off, and was never answered.
+    if broken == 2 || (broken == 1 && newest.0 == Revision(0) && !is_first_write_torn(file)) {
+        return Err(RegisterError::Corrupt { path: path.to_owned() });
+    }
+    Ok(newest)
+}
+
+fn write(file: &File, revision: Revision, value: &[u8]) -> std::io::Result<()> {
+    assert!(
+        value.len() + HEADER_BYTES <= SLOT_BYTES,
+        "{} bytes are too many for a register",
+        value.len()
+    );
+    let mut slot = Vec::with_capacity(HEADER_BYTES + value.len());
+    slot.extend_from_slice(MAGIC);
+    slot.extend_from_slice(&revision.0.to_le_bytes());
+    slot.extend_from_slice(&u32::try_from(value.len()).expect("below a slot").to_le_bytes());
+    let checksum = crc32c::crc32c_append(crc32c::crc32c(&slot[8..20]), value);
+    slot.extend_from_slice(&checksum.to_le_bytes());
+    slot.extend_from_slice(value);
+    file.write_all_at(&slot, slot_offset(revision.0 % 2))?;
+    // Persist before anybody hears of it.
+    file.sync_data()
 }
 
 const fn slot_offset(place: u64) -> u64 {
@@ -215,5 +295,31 @@ mod tests {
         assert_eq!(value(&mut FileRegister::open(&path).unwrap()), (1, Bytes::from_static(b"one")));
         break_slot(1);
         assert!(matches!(FileRegister::open(&path), Err(RegisterError::Corrupt { .. })));
+    }
+
+    #[test]
+    fn a_shared_file_shows_everybody_the_same_and_waits_for_its_lock_only_so_long() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("register");
+            let mut one = SharedFileRegister::open(&path).unwrap();
+            let mut two = SharedFileRegister::open(&path).unwrap();
+            let cas = |expect, value: &'static [u8]| RegisterOp::Cas {
+                expect: Revision(expect),
+                value: Bytes::from_static(value),
+            };
+            assert_eq!(one.apply(cas(0, b"one")).await, RegisterOutcome::Written(Revision(1)));
+            assert_eq!(two.apply(cas(0, b"two")).await, RegisterOutcome::Lost);
+            assert_eq!(two.apply(cas(1, b"two")).await, RegisterOutcome::Written(Revision(2)));
+            let read = one.apply(RegisterOp::Read).await;
+            assert_eq!(read, RegisterOutcome::Value(Revision(2), Bytes::from_static(b"two")));
+
+            let holder = File::open(&path).unwrap();
+            holder.lock().unwrap();
+            assert!(matches!(one.apply(RegisterOp::Read).await, RegisterOutcome::Unavailable(_)));
+            drop(holder);
+            assert!(matches!(one.apply(RegisterOp::Read).await, RegisterOutcome::Value(..)));
+        });
     }
 }

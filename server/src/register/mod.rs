@@ -1,9 +1,10 @@
 //! Registers: where the cluster's one small value lives.
 //!
 //! ```text
-//!                        +-- FileRegister       one node: two slots in its directory
-//! apply(op) --> Register +-- PostgresRegister   one row of the table millrace_register
-//!                        `-- EtcdRegister       one key
+//!                        +-- FileRegister        one node: two slots in its directory
+//! apply(op) --> Register +-- SharedFileRegister  the nodes of one machine: the same, under a lock
+//!                        +-- PostgresRegister    one row of the table millrace_register
+//!                        `-- EtcdRegister        one key
 //! ```
 //!
 //! All keep one contract, as the simulated one does; `tests/tests/register_contract.rs` tests it on the real
@@ -30,7 +31,7 @@ use thiserror::Error;
 
 #[cfg(feature = "etcd")]
 pub use etcd::EtcdRegister;
-pub use file::{FileRegister, RegisterError};
+pub use file::{FileRegister, RegisterError, SharedFileRegister};
 pub use postgres::PostgresRegister;
 pub use url::{ANSWER_TIMEOUT, RegisterUrl, RegisterUrlError, Secret, ServerUrl};
 
@@ -97,6 +98,8 @@ pub enum RegisterSetupError {
 pub enum Register {
     /// In the data directory.
     File(FileRegister),
+    /// Somewhere else on this machine.
+    SharedFile(SharedFileRegister),
     /// A row.
     Postgres(PostgresRegister),
     /// A key.
@@ -112,6 +115,7 @@ impl Register {
     pub fn open(options: &RegisterOptions, directory: &Path) -> Result<Self, RegisterSetupError> {
         Ok(match &options.url {
             RegisterUrl::File => Self::File(FileRegister::open(&directory.join("register"))?),
+            RegisterUrl::SharedFile(path) => Self::SharedFile(SharedFileRegister::open(path)?),
             RegisterUrl::Postgres(url) => Self::Postgres(PostgresRegister::new(url, options)?),
             #[cfg(feature = "etcd")]
             RegisterUrl::Etcd(url) => Self::Etcd(Box::new(EtcdRegister::new(url, options)?)),
@@ -120,7 +124,7 @@ impl Register {
         })
     }
 
-    /// Carries out one operation. The file blocks the thread while its disk writes. Dropped before its end, a
+    /// Carries out one operation. A file blocks the thread while its disk writes. Dropped before its end, a
     /// compare-and-set may or may not have happened, as after [`RegisterOutcome::Indeterminate`].
     pub async fn apply(&mut self, op: RegisterOp) -> RegisterOutcome {
         if let RegisterOp::Cas { value, .. } = &op {
@@ -129,6 +133,7 @@ impl Register {
         }
         match self {
             Self::File(register) => register.apply(op),
+            Self::SharedFile(register) => register.apply(op).await,
             Self::Postgres(register) => register.apply(op).await,
             #[cfg(feature = "etcd")]
             Self::Etcd(register) => register.apply(op).await,

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! file                                                        the data directory's own (the default)
+//! file:///path/of/a/file                                      shared by the nodes of one machine
 //! postgres://user:password@host:port,host/database?timeout_ms=500
 //! etcd://user:password@host:port,host:port/prefix?servername=etcd
 //!            `--- Secret: printed as *** in every form
@@ -12,6 +13,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -53,6 +55,8 @@ pub enum RegisterUrl {
     /// In the data directory.
     #[default]
     File,
+    /// A file that the nodes of one machine share.
+    SharedFile(PathBuf),
     /// A row of a PostgreSQL database.
     Postgres(ServerUrl),
     /// A key of an etcd cluster.
@@ -78,7 +82,7 @@ pub struct ServerUrl {
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum RegisterUrlError {
     /// Neither `file` nor a scheme that is known.
-    #[error("a register is file, postgres://... or etcd://...")]
+    #[error("a register is file, file:///PATH, postgres://... or etcd://...")]
     Scheme,
     /// A reserved character stands where it can't be told from a part of the password.
     #[error("@ : / ? # and % in a register's user and password must be percent-encoded")]
@@ -86,6 +90,9 @@ pub enum RegisterUrlError {
     /// No server, or too many, or one without a name or with a port that is no number.
     #[error("a register's servers are host or host:port, by commas, {} at most", HOSTS_MAX)]
     Hosts,
+    /// A path that is not absolute: nodes may start in different directories.
+    #[error("a register's path begins with a slash: file:///PATH")]
+    Path,
     /// An option that this register does not have.
     #[error("a register of this kind has no option {0:?}")]
     Option(String),
@@ -118,6 +125,10 @@ impl FromStr for RegisterUrl {
         }
         let (scheme, rest) = text.split_once("://").ok_or(RegisterUrlError::Scheme)?;
         match scheme {
+            "file" if rest.starts_with('/') && rest.len() > 1 => {
+                Ok(Self::SharedFile(PathBuf::from(decode(rest)?)))
+            }
+            "file" => Err(RegisterUrlError::Path),
             "postgres" | "postgresql" => {
                 ServerUrl::parse(rest, POSTGRES_PORT, POSTGRES_OPTIONS).map(Self::Postgres)
             }
@@ -133,6 +144,7 @@ impl RegisterUrl {
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::File => "file",
+            Self::SharedFile(_) => "shared_file",
             Self::Postgres(_) => "postgres",
             Self::Etcd(_) => "etcd",
         }
@@ -144,6 +156,7 @@ impl fmt::Display for RegisterUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File => f.write_str("file"),
+            Self::SharedFile(path) => write!(f, "file://{}", path.display()),
             Self::Postgres(url) | Self::Etcd(url) => write!(f, "{}://{url}", self.kind()),
         }
     }
@@ -281,13 +294,16 @@ mod tests {
     fn server(text: &str) -> ServerUrl {
         match text.parse().unwrap() {
             RegisterUrl::Postgres(url) | RegisterUrl::Etcd(url) => url,
-            RegisterUrl::File => panic!("{text} is no file"),
+            RegisterUrl::File | RegisterUrl::SharedFile(_) => panic!("{text} is no file"),
         }
     }
 
     #[test]
     fn urls_are_taken_apart() {
         assert_eq!("file".parse(), Ok(RegisterUrl::File));
+        let shared = RegisterUrl::SharedFile(PathBuf::from("/var/lib/a b"));
+        assert_eq!("file:///var/lib/a%20b".parse(), Ok(shared));
+        assert_eq!("file://var".parse::<RegisterUrl>(), Err(RegisterUrlError::Path));
         let url = server(
             "postgres://me:p%40ss%3A%2f@db,[::1]:77/logs?application_name=a%2Fb&timeout_ms=90",
         );

@@ -2,15 +2,16 @@
 //! private etcd.
 //!
 //! ```text
-//!                       file  simulated  postgres  etcd
-//! keeps_values           x        x         x       x    fresh, first, stale, the largest; opened again
-//! has_one_winner                  x         x       x    four writers at once, again and again
-//! survives_an_outage              x         x       x    unavailable without the server, then as before
-//! admits_doubt                              x       x    a connection that breaks around a write
-//! lets_a_read_decide              x         x       x    a server that is frozen or killed within a write
+//!                       file  shared  simulated  postgres  etcd
+//! keeps_values           x      x        x         x       x    fresh, stale, the largest; opened again
+//! has_one_winner                x        x         x       x    four writers at once, again and again
+//! survives_an_outage                     x         x       x    unavailable without it, then as before
+//! admits_doubt                                     x       x    a connection that breaks around a write
+//! lets_a_read_decide                     x         x       x    frozen or killed within a write
 //! ```
 //!
-//! The file's lock keeps a second handle out: there is nobody to win against, and no connection to lose.
+//! The directory's lock keeps a second handle out of the file: there is nobody to win against. Neither file
+//! has a connection to lose.
 
 #[cfg(feature = "etcd")]
 #[expect(clippy::unwrap_used, reason = "whatever goes wrong fails the test")]
@@ -23,6 +24,7 @@ mod postgres;
 mod servers;
 mod simulated;
 
+use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -171,4 +173,45 @@ fn the_file_keeps_the_contract() {
         Register::open(&RegisterOptions::default(), &directory).unwrap()
     };
     run(keeps_values(&open));
+}
+
+#[test]
+fn the_shared_file_keeps_the_contract() {
+    let directory = tempfile::tempdir().unwrap();
+    let open = |cluster: &str| {
+        let url = format!("file://{}", directory.path().join(cluster).display());
+        let url = url.replace(' ', "%20").parse().unwrap();
+        Register::open(&RegisterOptions::new(url), Path::new("")).unwrap()
+    };
+    run(keeps_values(&open));
+    run(has_one_winner(&mut std::array::from_fn(|_| open("raced"))));
+}
+
+/// Handles of one file on threads of their own: what one has written no other writes over.
+#[test]
+fn threads_that_share_a_file_count_together() {
+    const INCREMENTS: u64 = 50;
+    let directory = tempfile::tempdir().unwrap();
+    let url = format!("file://{}", directory.path().join("counter").display());
+    let count = || {
+        let options = RegisterOptions::new(url.parse().unwrap());
+        let mut register = Register::open(&options, Path::new("")).unwrap();
+        run(async {
+            let mut done = 0;
+            while done < INCREMENTS {
+                let (revision, bytes) = read(&mut register).await;
+                let before: u64 = std::str::from_utf8(&bytes).unwrap().parse().unwrap_or(0);
+                let after = (before + 1).to_string();
+                let outcome = cas(&mut register, revision, after.as_bytes()).await;
+                done += u64::from(outcome == written(revision + 1));
+            }
+            read(&mut register).await
+        })
+    };
+    let counts = std::thread::scope(|scope| {
+        let all: Vec<_> = (0..WRITERS).map(|_| scope.spawn(count)).collect();
+        all.into_iter().map(|thread| thread.join().unwrap()).max().unwrap()
+    });
+    let total = WRITERS as u64 * INCREMENTS;
+    assert_eq!(counts, (total, Bytes::from(total.to_string())));
 }
