@@ -103,6 +103,12 @@ codes! {
     213 LimitExceeded "limit_exceeded" FixRequest,
     /// A key from `ff` on, which only the system uses.
     214 SystemKey "system_key" FixRequest,
+    /// The two sides belong to different clusters.
+    215 WrongCluster "wrong_cluster" FixRequest,
+    /// Two processes claim to be the same node, or a node is not the one that its address stands for.
+    216 IdentityClash "identity_clash" FixRequest,
+    /// Who claims to be a node has not shown a certificate of the nodes' CA.
+    217 NotVouched "not_vouched" FixRequest,
     /// The log's disk is full: trim, or make room.
     300 DiskFull "disk_full" Wait,
     /// No epoch is serving now.

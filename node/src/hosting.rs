@@ -56,11 +56,19 @@ impl Node {
         epoch: Epoch,
         find: FindCluster,
     ) {
+        // An epoch that it were found for would end with it.
+        if self.is_stopping && from.role == Role::Leader && from.node != self.peer.node {
+            return;
+        }
         let has_room = (self.watchers.len() as u64) < s.knobs.proxy_clients_max;
         if from.role == Role::Client && has_room {
             self.watchers.insert(from);
         }
-        let view = self.view(find.request);
+        let mut view = self.view(find.request);
+        // Nodes know where they are.
+        if from.role == Role::Client {
+            view.addresses.clone_from(&self.addresses);
+        }
         self.send_as_node(s, from, epoch, view.into());
     }
 
@@ -75,6 +83,7 @@ impl Node {
             log_servers: Vec::new(),
             replication: 0,
             phase: phase.to_owned(),
+            addresses: Vec::new(),
         };
         if let Some(hosted) = self.hosted.as_ref().filter(|hosted| hosted.is_serving) {
             view.epoch = hosted.plan.epoch;
@@ -101,6 +110,9 @@ impl Node {
         recruit: Recruit,
     ) {
         let here = self.epoch();
+        if self.is_stopping && recruit.plan.epoch > here {
+            return;
+        }
         if recruit.plan.epoch < here {
             let detail = format!("this is {here}");
             let message = Message::from(recruit);

@@ -25,7 +25,7 @@ mod status;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use common::disk::{DiskCompletion, DiskRequest};
-use common::message::EpochPlan;
+use common::message::{EpochPlan, NodeAddress};
 use common::register::{RegisterAnswer, RegisterRequest};
 use common::wire::Envelope;
 use common::{
@@ -133,6 +133,10 @@ pub struct Node {
     outputs: Vec<Output>,
     /// Clients that asked who serves, and are told when that changes.
     watchers: BTreeSet<Endpoint>,
+    /// Where clients reach the cluster's nodes.
+    addresses: Vec<NodeAddress>,
+    /// No leader shall count on this node any more.
+    is_stopping: bool,
     started: Time,
 }
 
@@ -148,8 +152,16 @@ impl Node {
             local: VecDeque::new(),
             outputs: Vec::new(),
             watchers: BTreeSet::new(),
+            addresses: Vec::new(),
+            is_stopping: false,
             started: Time::ZERO,
         }
+    }
+
+    /// The same, that tells clients where the cluster's nodes are.
+    #[must_use]
+    pub fn at(self, addresses: Vec<NodeAddress>) -> Self {
+        Self { addresses, ..self }
     }
 
     /// Who this is.
@@ -187,6 +199,7 @@ impl Node {
     /// Ends in good order: what was accepted becomes durable and the log is marked as cleanly closed. The end
     /// shows as a halt for the reason `stopped`.
     pub fn shut_down(&mut self, s: &mut Surroundings<'_>) {
+        self.is_stopping = true;
         self.with_leader(s, |leader, cx| leader.hand_over(cx));
         self.with_log_server(s, |log_server, cx| log_server.shut_down(cx));
         self.drain_local(s);

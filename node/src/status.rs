@@ -1,6 +1,6 @@
 //! What `status` shows: one JSON object, with a reason for everything that waits.
 
-use common::Time;
+use common::{Endpoint, Role, Time};
 use serde_json::{Value, json};
 
 use crate::Node;
@@ -19,11 +19,47 @@ impl Node {
             "up_ms": ms(now, self.started),
             "epoch": self.hosted.as_ref().map(|hosted| hosted.plan.epoch.0),
             "serving": self.serving_epoch().is_some(),
+            "roles": self.roles(),
+            "plan": self.plan(),
             "recovery": self.recovery(now),
             "sequencer": self.sequencer(now),
             "proxies": self.proxies(now),
             "resolvers": self.resolvers(),
             "log": self.log(),
+        })
+    }
+
+    /// The roles of the present epoch that live here.
+    fn roles(&self) -> Vec<String> {
+        let Some(hosted) = &self.hosted else { return Vec::new() };
+        let me = |endpoint: &Endpoint| endpoint.peer() == self.peer;
+        let plan = &hosted.plan;
+        let leader = me(&plan.leader).then(|| "leader".to_owned());
+        let log_server = plan.log_servers.iter().any(me).then(|| "log_server".to_owned());
+        let others = self.epoch_roles().into_iter().map(|role| match role {
+            Role::Proxy(index) => format!("proxy {index}"),
+            Role::Resolver(index) => format!("resolver {index}"),
+            other => format!("{other:?}").to_lowercase(),
+        });
+        leader.into_iter().chain(others).chain(log_server).collect()
+    }
+
+    /// Who plays which role in the present epoch.
+    fn plan(&self) -> Value {
+        let Some(hosted) = &self.hosted else { return Value::Null };
+        let names = |of: &[Endpoint]| -> Vec<String> {
+            of.iter().map(|endpoint| endpoint.node.to_string()).collect()
+        };
+        let plan = &hosted.plan;
+        let resolvers: Vec<Endpoint> = plan.resolvers.iter().map(|share| share.resolver).collect();
+        json!({
+            "leader": plan.leader.node.to_string(),
+            "recovery_version": plan.recovery_version.0,
+            "first_version": plan.first_version.0,
+            "proxies": names(&plan.proxies),
+            "resolvers": names(&resolvers),
+            "log_servers": names(&plan.log_servers),
+            "replication": plan.replication,
         })
     }
 

@@ -108,6 +108,7 @@ impl Layout {
                 .collect(),
             log_servers: ids(&self.log_servers),
             replication: self.replication,
+            spares: (1..=self.nodes).map(NodeId).collect(),
         }
     }
 }

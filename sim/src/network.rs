@@ -143,8 +143,8 @@ pub struct Network {
     links: ByNode<ByNode<Link>>,
     /// By the lower node and the higher one.
     connections: ByNode<ByNode<Connections>>,
-    /// What each process knows of each node that it has exchanged messages with: by the process' node and that
-    /// node, an entry for each incarnation that lives.
+    /// What each process knows of each node that it has exchanged messages with: by the process' node and
+    /// that node, an entry for each incarnation that lives.
     contacts: ByNode<ByNode<Vec<(Incarnation, Contact)>>>,
     /// In ascending order.
     live: ByNode<Vec<Incarnation>>,

@@ -142,6 +142,7 @@ impl Server {
                 log_servers: vec![NODE.endpoint(Role::LogServer)],
                 replication: 1,
                 phase: "serving".to_owned(),
+                addresses: Vec::new(),
             }
             .into(),
             Message::Status(status) => {

@@ -4,7 +4,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use super::Body;
 use crate::{
-    Endpoint, Epoch, IdempotencyId, Offset, Payload, Position, Ranges, Refusal, RequestId,
+    Endpoint, Epoch, IdempotencyId, NodeId, Offset, Payload, Position, Ranges, Refusal, RequestId,
     StreamId, Version, WallTime,
 };
 
@@ -360,6 +360,17 @@ pub struct ClusterView {
     pub replication: u8,
     /// The name of the leader's phase, for people.
     pub phase: String,
+    /// Where clients reach the cluster's nodes; empty for a node that is alone.
+    pub addresses: Vec<NodeAddress>,
+}
+
+/// Where a node takes connections.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
+pub struct NodeAddress {
+    /// The node.
+    pub node: NodeId,
+    /// `host:port`.
+    pub address: String,
 }
 
 /// Client to node: a report for people and scripts.

@@ -22,17 +22,17 @@ mod recovery;
 
 pub use client::{
     ClusterView, CommitKind, CommitOutcome, CommitReply, CommitRequest, Describe, Described,
-    FindCluster, FindId, FoundId, FoundSection, IdFound, LaneOrder, Pull, Pulled, PulledBlock,
-    PulledVersion, ReadVersionReply, ReadVersionRequest, Refused, SectionEntry, Status,
-    StatusReply, StreamState, Trim, Trimmed,
+    FindCluster, FindId, FoundId, FoundSection, IdFound, LaneOrder, NodeAddress, Pull, Pulled,
+    PulledBlock, PulledVersion, ReadVersionReply, ReadVersionRequest, Refused, SectionEntry,
+    Status, StatusReply, StreamState, Trim, Trimmed,
 };
 pub use pipeline::{
     Announce, Confirm, Confirmed, Durable, LogState, Push, PushAck, PushBlock, Resolve,
     ResolveTransaction, Resolved, Verdict, VersionReply, VersionRequest,
 };
 pub use recovery::{
-    Beat, EpochPlan, HandOver, Hello, Lock, Locked, Recruit, Recruited, ResolverShare, Serve,
-    Serving,
+    Beat, EpochPlan, HandOver, Hello, Lock, Locked, NodeHello, Recruit, Recruited, ResolverShare,
+    Serve, Serving,
 };
 
 use bytes::Bytes;
@@ -167,6 +167,7 @@ messages! {
     63 StatusReply Control,
     70 Refused Control,
     90 Hello Control,
+    91 NodeHello Control,
 }
 
 impl Message {

@@ -123,6 +123,23 @@ pub struct Hello {
     pub is_client: bool,
 }
 
+/// The first message on a connection between nodes, from both sides.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
+pub struct NodeHello {
+    /// Who speaks.
+    pub peer: Peer,
+    /// Drawn anew for each life: two processes that claim the same one differ in it.
+    pub stamp: u64,
+    /// The lowest protocol version that the speaker knows.
+    pub protocol_min: u16,
+    /// The highest one.
+    pub protocol_max: u16,
+    /// The name of the speaker's cluster.
+    pub cluster: String,
+    /// A checksum of what the speaker takes its cluster to be; nodes that differ in it warn.
+    pub definition: u32,
+}
+
 impl Body for Beat {}
 impl Body for HandOver {}
 impl Body for Lock {}
@@ -132,3 +149,4 @@ impl Body for Recruited {}
 impl Body for Serve {}
 impl Body for Serving {}
 impl Body for Hello {}
+impl Body for NodeHello {}

@@ -73,9 +73,10 @@ impl Leader {
     }
 
     /// The leader stops and says so: no need to wait for its silence.
-    pub(super) fn handle_hand_over(&mut self, cx: &mut Cx<'_>, epoch: Epoch) {
+    pub(super) fn handle_hand_over(&mut self, cx: &mut Cx<'_>, from: Endpoint, epoch: Epoch) {
         if matches!(self.phase, Phase::Following) && epoch >= self.known_epoch() {
             self.heard = epoch;
+            self.leaving = Some(from.node);
             cx.mark(Mark::LeaderHandedOver);
             self.recover(cx, "handed_over");
         }

@@ -15,6 +15,10 @@ impl Leader {
         self.doubted.clear();
         let mut nodes = self.topology.nodes();
         nodes.extend(self.old_log_servers());
+        if let Some(leaving) = self.leaving.take() {
+            let is_needed = self.is_log_server(leaving) || leaving == cx.me.node;
+            nodes.retain(|node| *node != leaving || is_needed);
+        }
         let count = nodes.iter().collect::<std::collections::BTreeSet<_>>().len();
         self.enter(cx, Phase::Finding { lives: Gather::new(nodes, count) });
         self.ask_for_signs_of_life(cx);
@@ -22,6 +26,11 @@ impl Leader {
 
     pub(super) fn old_log_servers(&self) -> Vec<NodeId> {
         self.state.generations.last().map(|last| last.log_servers.clone()).unwrap_or_default()
+    }
+
+    /// Of the old generation or of the new one.
+    fn is_log_server(&self, node: NodeId) -> bool {
+        self.topology.log_servers.contains(&node) || self.old_log_servers().contains(&node)
     }
 
     pub(super) fn ask_for_signs_of_life(&mut self, cx: &mut Cx<'_>) {
@@ -49,8 +58,7 @@ impl Leader {
     /// The log servers, of the old generation and the new one, are waited for.
     pub(super) fn find_no_longer(&mut self, cx: &mut Cx<'_>) {
         let Phase::Finding { lives } = &self.phase else { return };
-        let old = self.old_log_servers();
-        let is_needed = |node| self.topology.log_servers.contains(&node) || old.contains(&node);
+        let is_needed = |node| self.is_log_server(node);
         let is_late = cx.now.since(self.since) >= Duration::from_millis(cx.knobs.finding_ms);
         if is_late && lives.answered_count() > 0 && !lives.silent().any(is_needed) {
             cx.mark(Mark::RecoveredWithoutNode);

@@ -56,6 +56,9 @@ pub struct Topology {
     pub log_servers: Vec<NodeId>,
     /// How many log servers hold each stream.
     pub replication: u8,
+    /// Nodes that have no role of their own: they serve by naming those that have one, and stand in for one
+    /// that is not there.
+    pub spares: Vec<NodeId>,
 }
 
 impl Topology {
@@ -68,14 +71,15 @@ impl Topology {
             resolvers: vec![(node, Vec::new())],
             log_servers: vec![node],
             replication: 1,
+            spares: Vec::new(),
         }
     }
 
-    /// Every node that plays a role, once, in order.
+    /// Every node of the cluster, once, in order.
     #[must_use]
     pub fn nodes(&self) -> Vec<NodeId> {
         let resolvers = self.resolvers.iter().map(|(node, _)| *node);
-        let all = self.proxies.iter().chain(&self.log_servers).copied();
+        let all = self.proxies.iter().chain(&self.log_servers).chain(&self.spares).copied();
         let mut nodes: Vec<NodeId> =
             all.chain(resolvers).chain(self.candidates.iter().copied()).collect();
         nodes.sort_unstable();
@@ -159,6 +163,8 @@ pub struct Leader {
     heard: Epoch,
     /// Whose beat came last.
     heard_from: Option<Peer>,
+    /// Who has handed over and is about to stop: the next recovery does not wait for it.
+    leaving: Option<NodeId>,
     /// The register as last read or written.
     state: RegisterState,
     revision: Revision,
@@ -211,6 +217,7 @@ impl Leader {
             is_leading: false,
             heard: Epoch::ZERO,
             heard_from: None,
+            leaving: None,
             state: RegisterState::empty(),
             revision: Revision(0),
             register_question: 0,
@@ -252,7 +259,7 @@ impl Leader {
         match message {
             Message::ClusterView(view) => self.handle_sign_of_life(cx, from, &view),
             Message::Beat(_) => self.handle_beat(cx, from, epoch),
-            Message::HandOver(_) => self.handle_hand_over(cx, epoch),
+            Message::HandOver(_) => self.handle_hand_over(cx, from, epoch),
             // Answers to an older epoch's questions say nothing about this one; nor do its refusals, which
             // would make each recovery the cause of the next.
             _ if epoch != self.epoch => {}

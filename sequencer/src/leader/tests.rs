@@ -166,6 +166,7 @@ impl World {
                 log_servers: vec![],
                 replication: 1,
                 phase: String::new(),
+                addresses: Vec::new(),
             }
             .into(),
             Message::Lock(_) => {
@@ -523,7 +524,12 @@ fn a_leader_that_stops_hands_over_and_the_heir_claims_at_once() {
     world.run(Some(beat(5)));
     world.run(Some(from_rival(Role::Leader, 5, common::message::HandOver {})));
     assert_eq!(world.leader.epoch, Epoch(6));
-    assert_eq!(world.leader.status().cause, "handed_over");
+    let status = world.leader.status();
+    assert_eq!(
+        (status.cause, status.phase),
+        ("handed_over", "serving"),
+        "who left is not waited for"
+    );
 }
 
 #[test]

@@ -260,6 +260,7 @@ impl Fake {
             log_servers: (1..=NODES).map(|n| peer(NodeId(n)).endpoint(Role::LogServer)).collect(),
             replication: REPLICATION,
             phase: "serving".to_owned(),
+            addresses: Vec::new(),
         }
     }
 
