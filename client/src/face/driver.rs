@@ -42,6 +42,8 @@ struct Driver {
     last_call: u64,
     first: Option<oneshot::Sender<Result<(), String>>>,
     is_closing: bool,
+    /// Whether the addresses that nodes tell are dialed.
+    discovers: bool,
 }
 
 fn entropy() -> u64 {
@@ -72,6 +74,7 @@ pub(super) async fn run(
         last_call: 0,
         first: Some(first),
         is_closing: false,
+        discovers: options.discover,
     };
     driver.serve(&endpoint, &mut inputs, options.connect_timeout).await;
     inputs.commands.close();
@@ -211,6 +214,11 @@ impl Driver {
     fn handle_message(&mut self, envelope: common::wire::Envelope) {
         let common::wire::Envelope { from, epoch, message, .. } = envelope;
         let is_view = matches!(message, Message::ClusterView(_));
+        if let Message::ClusterView(view) = &message
+            && self.discovers
+        {
+            self.links.learn(&view.addresses, Instant::now());
+        }
         self.drive(|session, cx| session.step(cx, Event::Message { from, epoch, message }));
         if is_view && let Some(first) = self.first.take() {
             // Nobody waits any more when the caller has dropped its future.

@@ -8,19 +8,22 @@
 //! ```
 //!
 //! Each connection has an incarnation of its own. A node takes only the newest one of a client, so an address
-//! whose node is linked through another stays quiet until that link breaks.
+//! whose node is linked through another stays quiet until that link breaks. Nodes tell the addresses of the
+//! whole cluster with each view.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use bytes::Bytes;
-use common::message::{Hello, MessageLane};
+use common::message::{Hello, MessageLane, NodeAddress};
 use common::quic::{CloseCode, Connection, ConnectionId, Lane, QuicEndpoint};
 use common::wire::{self, Envelope, PROTOCOL, PROTOCOL_MIN, WireError};
 use common::{Backoff, Endpoint, Epoch, Incarnation, Message, NodeId, Peer, Prng, Role};
 
 /// Waiting between dials, ms, at most.
 const DIAL_BACKOFF_MS_MAX: u64 = 2000;
+/// Addresses, with those that nodes have told.
+const ADDRESSES_MAX: usize = 256;
 
 #[derive(Debug)]
 enum State {
@@ -39,6 +42,13 @@ struct Slot {
     backoff: Backoff,
     /// Why the last attempt failed.
     failure: String,
+}
+
+impl Slot {
+    fn new(address: String, now: Instant) -> Self {
+        let failure = "not tried yet".to_owned();
+        Self { address, state: State::Idle(now), backoff: Backoff::default(), failure }
+    }
 }
 
 /// What a frame or an event brought.
@@ -60,18 +70,28 @@ pub(super) struct Links {
 
 impl Links {
     pub(super) fn new(me: NodeId, addresses: Vec<String>, now: Instant) -> Self {
-        let slot = |address| Slot {
-            address,
-            state: State::Idle(now),
-            backoff: Backoff::default(),
-            failure: "not tried yet".to_owned(),
-        };
+        let slot = |address| Slot::new(address, now);
         Self {
             me,
             incarnation: 0,
             slots: addresses.into_iter().map(slot).collect(),
             by_connection: BTreeMap::new(),
             by_node: BTreeMap::new(),
+        }
+    }
+
+    /// Adds the addresses that a node has told. One whose node is linked already waits until that breaks.
+    pub(super) fn learn(&mut self, addresses: &[NodeAddress], now: Instant) {
+        for NodeAddress { node, address } in addresses {
+            let is_known = self.slots.iter().any(|slot| slot.address == *address);
+            if is_known || self.slots.len() >= ADDRESSES_MAX {
+                continue;
+            }
+            let mut slot = Slot::new(address.clone(), now);
+            if self.by_node.contains_key(node) {
+                slot.state = State::Shadow(*node);
+            }
+            self.slots.push(slot);
         }
     }
 
@@ -237,4 +257,30 @@ fn send_on(connection: &Connection, envelope: &Envelope) {
     };
     // A full lane is a lost message; a closed one is told as an event.
     let _ = connection.try_send(lane, wire::encode(envelope));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn told_addresses_are_added_once_and_within_the_limit() {
+        let now = Instant::now();
+        let mut links = Links::new(NodeId(9), vec!["a:1".to_owned()], now);
+        links.by_node.insert(NodeId(3), 0);
+        let told = |node: u64, address: &str| NodeAddress {
+            node: NodeId(node),
+            address: address.to_owned(),
+        };
+        let all = [told(1, "a:1"), told(2, "b:1"), told(3, "c:1")];
+        links.learn(&all, now);
+        links.learn(&all, now);
+        let slots: Vec<&str> = links.slots.iter().map(|slot| slot.address.as_str()).collect();
+        assert_eq!(slots, ["a:1", "b:1", "c:1"]);
+        assert!(matches!(links.slots[1].state, State::Idle(_)));
+        assert!(matches!(links.slots[2].state, State::Shadow(NodeId(3))), "it is linked already");
+        let many: Vec<_> = (0..1000).map(|n| told(n, &format!("d:{n}"))).collect();
+        links.learn(&many, now);
+        assert_eq!(links.slots.len(), ADDRESSES_MAX);
+    }
 }

@@ -56,6 +56,8 @@ pub struct ConnectOptions {
     pub quic: quic::Options,
     /// How long [`Client::connect`] waits for the first node.
     pub connect_timeout: Duration,
+    /// Whether to connect to the nodes that those at the given addresses tell of, too.
+    pub discover: bool,
 }
 
 impl ConnectOptions {
@@ -68,6 +70,7 @@ impl ConnectOptions {
             knobs: Knobs::default(),
             quic: quic::Options::default(),
             connect_timeout: Duration::from_secs(10),
+            discover: true,
         }
     }
 }
@@ -134,9 +137,9 @@ macro_rules! expect_answer {
 use expect_answer;
 
 impl Client {
-    /// Connects to a cluster through any of its nodes' addresses (`host:port`). The addresses of all nodes
-    /// should be among them: a client talks to the nodes that it has addresses of. Needs a running tokio
-    /// runtime; the driver is one of its tasks.
+    /// Connects to a cluster through any of its nodes' addresses (`host:port`): one that answers tells where
+    /// the others are. Name several, for the day on which one of them is down. Needs a running tokio runtime;
+    /// the driver is one of its tasks.
     ///
     /// # Errors
     /// See [`ConnectError`].
