@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cli;
+pub mod definition;
 pub mod host;
 pub mod ingest;
 pub mod register;

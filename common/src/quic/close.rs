@@ -14,6 +14,8 @@ use core::fmt;
 
 use quinn::{ConnectionError, TransportErrorCode, VarInt};
 
+use crate::Code;
+
 /// TLS alert `no_application_protocol`.
 const ALERT_NO_PROTOCOL: u8 = 120;
 /// QUIC puts TLS alerts at this offset of its own error codes.
@@ -38,6 +40,23 @@ impl CloseCode {
     pub const IDENTITY: Self = Self(5);
     /// The closing side found a bug of its own.
     pub const INTERNAL: Self = Self(6);
+
+    /// A refusal: from [`REFUSALS`](Self::REFUSALS) on the numbers are those of [`Code`].
+    #[must_use]
+    pub const fn refusal(code: Code) -> Self {
+        assert!(code.number() as u32 >= Self::REFUSALS, "below are the transport's own");
+        Self(code.number() as u32)
+    }
+
+    /// Where the numbers of refusals begin.
+    pub const REFUSALS: u32 = 100;
+
+    /// The refusal that this is.
+    #[must_use]
+    pub fn code(self) -> Option<Code> {
+        let is_refusal = |code: &&Code| u32::from(code.number()) == self.0;
+        Code::ALL.iter().find(is_refusal).copied()
+    }
 }
 
 impl fmt::Display for CloseCode {
@@ -49,7 +68,10 @@ impl fmt::Display for CloseCode {
             Self::REPLACED => f.write_str("replaced"),
             Self::IDENTITY => f.write_str("identity"),
             Self::INTERNAL => f.write_str("internal"),
-            Self(other) => write!(f, "code {other}"),
+            Self(other) => match self.code() {
+                Some(code) => f.write_str(code.name()),
+                None => write!(f, "code {other}"),
+            },
         }
     }
 }

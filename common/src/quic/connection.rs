@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use quinn::{ReadError, RecvStream, SendStream, VarInt, WriteError};
+use rustls::pki_types::CertificateDer;
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::JoinSet;
@@ -81,7 +82,7 @@ struct Shared {
     remote: SocketAddr,
     quinn: quinn::Connection,
     queues: [Queue; LANES],
-    queue_bytes_max: usize,
+    queue_bytes_max: AtomicUsize,
     frame_bytes_max: usize,
     /// True once `drain` was called.
     draining: watch::Sender<bool>,
@@ -122,6 +123,13 @@ impl Connection {
         self.shared.remote
     }
 
+    /// The certificates that the peer has shown and TLS has verified, its own first.
+    #[must_use]
+    pub fn peer_certificates(&self) -> Vec<CertificateDer<'static>> {
+        let shown = self.shared.quinn.peer_identity();
+        shown.and_then(|shown| shown.downcast().ok()).map_or_else(Vec::new, |shown| *shown)
+    }
+
     /// Queues a frame; never waits.
     ///
     /// # Errors
@@ -141,7 +149,9 @@ impl Connection {
         }
         let queue = &shared.queues[lane.index()];
         let before = queue.bytes.fetch_add(bytes, Ordering::Relaxed);
-        let refused = if before + bytes > shared.queue_bytes_max && !queue.frames.is_closed() {
+        let refused = if before + bytes > shared.queue_bytes_max.load(Ordering::Relaxed)
+            && !queue.frames.is_closed()
+        {
             SendError::Full
         } else {
             match queue.frames.try_send(frame) {
@@ -152,6 +162,13 @@ impl Connection {
         };
         queue.bytes.fetch_sub(bytes, Ordering::Relaxed);
         Err(refused)
+    }
+
+    /// Sets another limit for the bytes in each lane's queue than the endpoint's options have.
+    pub fn limit_queues(&self, bytes_max: usize) {
+        let frame_bytes_max = self.shared.frame_bytes_max;
+        assert!(bytes_max >= frame_bytes_max, "{bytes_max} is no room for {frame_bytes_max}");
+        self.shared.queue_bytes_max.store(bytes_max, Ordering::Relaxed);
     }
 
     /// Bytes that wait in a lane's queue, with the write that is under way.
@@ -276,7 +293,7 @@ impl Unstarted {
                 frames: senders.next().expect("one channel per lane"),
                 bytes: AtomicUsize::new(0),
             }),
-            queue_bytes_max: context.options.queue_bytes_max,
+            queue_bytes_max: AtomicUsize::new(context.options.queue_bytes_max),
             frame_bytes_max: context.options.frame_bytes_max,
             draining: watch::Sender::new(false),
             writers: watch::Sender::new(LANES),

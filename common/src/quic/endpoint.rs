@@ -212,7 +212,7 @@ impl QuicEndpoint {
     /// # Errors
     /// What happened at each address.
     pub async fn connect(&self, addresses: &[String]) -> Result<Connection, ConnectError> {
-        let unstarted = self.establish(addresses).await?;
+        let unstarted = self.establish(addresses, None).await?;
         let connection = unstarted.connection();
         unstarted.start(&self.context);
         Ok(connection)
@@ -221,9 +221,14 @@ impl QuicEndpoint {
     /// Like [`connect`](Self::connect), on its own; the end comes as [`Event::Dialed`], before any
     /// frame of the connection.
     pub fn dial(&self, token: u64, addresses: Vec<String>) {
+        self.dial_as(token, addresses, None);
+    }
+
+    /// Like [`dial`](Self::dial); the peer's certificate must have this name.
+    pub fn dial_as(&self, token: u64, addresses: Vec<String>, server_name: Option<String>) {
         let endpoint = self.clone();
         tokio::spawn(async move {
-            let established = endpoint.establish(&addresses).await;
+            let established = endpoint.establish(&addresses, server_name.as_deref()).await;
             let outcome = established.as_ref().map(Unstarted::connection).map_err(Clone::clone);
             let told = endpoint.context.events.send(Event::Dialed { token, outcome }).await;
             if let (Ok(()), Ok(unstarted)) = (told, established) {
@@ -244,7 +249,11 @@ impl QuicEndpoint {
         let _ = timeout(deadline, self.quinn.wait_idle()).await;
     }
 
-    async fn establish(&self, addresses: &[String]) -> Result<Unstarted, ConnectError> {
+    async fn establish(
+        &self,
+        addresses: &[String],
+        server_name: Option<&str>,
+    ) -> Result<Unstarted, ConnectError> {
         let mut attempts = Vec::new();
         for address in addresses {
             let resolved = match resolve(address, self.context.options.attempt_deadline).await {
@@ -255,7 +264,7 @@ impl QuicEndpoint {
                 }
             };
             for remote in resolved {
-                match self.attempt(remote, address).await {
+                match self.attempt(remote, address, server_name).await {
                     Ok(unstarted) => return Ok(unstarted),
                     Err(failure) => attempts.push((describe(address, remote), failure)),
                 }
@@ -264,7 +273,12 @@ impl QuicEndpoint {
         Err(ConnectError { attempts })
     }
 
-    async fn attempt(&self, remote: SocketAddr, name: &str) -> Result<Unstarted, ConnectFailure> {
+    async fn attempt(
+        &self,
+        remote: SocketAddr,
+        name: &str,
+        server_name: Option<&str>,
+    ) -> Result<Unstarted, ConnectFailure> {
         let context = &*self.context;
         let Some(dialing) = &self.dialing else {
             return Err(ConnectFailure::Local("the endpoint was bound without a CA".to_owned()));
@@ -274,7 +288,8 @@ impl QuicEndpoint {
         };
         let config =
             if tuning::is_loopback(remote) { &dialing.loopback } else { &dialing.routed }.clone();
-        let server_name = dialing.server_name.as_deref().unwrap_or_else(|| host(name));
+        let server_name = server_name.or(dialing.server_name.as_deref());
+        let server_name = server_name.unwrap_or_else(|| host(name));
         let connecting = self
             .quinn
             .connect_with(config, remote, server_name)
@@ -483,7 +498,8 @@ async fn resolve(address: &str, deadline: Duration) -> Result<Vec<SocketAddr>, C
 }
 
 /// The host of `host:port`, without the brackets of an IPv6 address.
-fn host(address: &str) -> &str {
+#[must_use]
+pub fn host(address: &str) -> &str {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
 }

@@ -60,7 +60,7 @@ use crate::wire::FRAME_BYTES_MAX;
 
 pub use close::{CloseCode, CloseReason};
 pub use connection::{Connection, Drained, SendError, Stats};
-pub use endpoint::{BindError, ConnectError, ConnectFailure, QuicEndpoint};
+pub use endpoint::{BindError, ConnectError, ConnectFailure, QuicEndpoint, host};
 pub use frame::FRAME_BYTES_MIN;
 
 /// The protocols that this build speaks, the best first. The number is the major version: peers

@@ -4,6 +4,7 @@
 //!  real CA        ServerTls { certificate, key, client_ca }   ClientTls { ca, identity, server_name }
 //!                                        |                                      |
 //!                      mutual TLS when client_ca is given          verifies the server always
+//!                      node_ca: see `nodes`
 //!
 //!  development    <directory>/ca.pem       what clients trust; its key is thrown away at once
 //!                 <directory>/server.pem   for `millrace`, localhost, loopback and the names given
@@ -29,9 +30,14 @@ use rustls::crypto::ring::{self, cipher_suite};
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use super::PROTOCOL_PROBE;
+
+mod nodes;
+
+pub use nodes::{Voucher, make_development_cluster};
 
 /// A name that every development certificate has, whatever the address of the server.
 pub const DEVELOPMENT_NAME: &str = "millrace";
@@ -56,6 +62,8 @@ pub struct ServerTls {
     pub identity: Identity,
     /// Mutual TLS: only clients with a certificate of this CA connect.
     pub client_ca: Option<PathBuf>,
+    /// The CA of the cluster's nodes, which show their certificates when they dial.
+    pub node_ca: Option<PathBuf>,
 }
 
 /// What the dialing side needs.
@@ -140,7 +148,7 @@ impl Development {
             certificate: self.directory.join(CERTIFICATE_FILE),
             key: self.directory.join(KEY_FILE),
         };
-        ServerTls { identity, client_ca: None }
+        ServerTls { identity, client_ca: None, node_ca: None }
     }
 
     /// What clients and other nodes trust.
@@ -162,31 +170,41 @@ fn is_missing_or_empty(directory: &Path) -> io::Result<bool> {
     }
 }
 
+fn make(directory: &Path, names: &[String]) -> Result<(), TlsError> {
+    let ca = DevelopmentCa::new()?;
+    let (certificate, key) = ca.sign(names)?;
+    let made = write_directory_at_once(directory, |beside| {
+        write(&beside.join(CA_FILE), &ca.pem(), 0o644)?;
+        write(&beside.join(CERTIFICATE_FILE), &certificate, 0o644)?;
+        write(&beside.join(KEY_FILE), &key, 0o600)
+    });
+    match made {
+        // Another process was faster: its files are as good.
+        Err(_) if directory.join(KEY_FILE).exists() => Ok(()),
+        other => other,
+    }
+}
+
 /// Writes all files into a directory beside the wanted one and moves it there in one step.
 #[expect(clippy::disallowed_methods, reason = "the id only keeps two starting processes apart")]
-fn make(directory: &Path, names: &[String]) -> Result<(), TlsError> {
-    let (ca, certificate, key) = generate(names)?;
+fn write_directory_at_once(
+    directory: &Path,
+    write_files: impl FnOnce(&Path) -> io::Result<()>,
+) -> Result<(), TlsError> {
     let at_directory = |source| TlsError::Directory { path: directory.to_owned(), source };
     let mut beside = directory.as_os_str().to_owned();
     beside.push(format!(".new-{}", std::process::id()));
     let beside = PathBuf::from(beside);
-
     let written = (|| {
         fs::DirBuilder::new().recursive(true).mode(0o755).create(&beside)?;
-        write(&beside.join(CA_FILE), &ca, 0o644)?;
-        write(&beside.join(CERTIFICATE_FILE), &certificate, 0o644)?;
-        write(&beside.join(KEY_FILE), &key, 0o600)?;
+        write_files(&beside)?;
         fs::rename(&beside, directory)
     })();
     if written.is_err() {
         // The first error counts; what stays behind is named after this process.
         let _ = fs::remove_dir_all(&beside);
     }
-    match written {
-        // Another process was faster: its files are as good.
-        Err(_) if directory.join(KEY_FILE).exists() => Ok(()),
-        other => other.map_err(at_directory),
-    }
+    written.map_err(at_directory)
 }
 
 fn write(path: &Path, text: &str, mode: u32) -> io::Result<()> {
@@ -195,26 +213,39 @@ fn write(path: &Path, text: &str, mode: u32) -> io::Result<()> {
     file.sync_all()
 }
 
-/// PEM of the CA, of the server's certificate and of its key.
-fn generate(names: &[String]) -> Result<(String, String, String), rcgen::Error> {
-    let mut ca = CertificateParams::new(Vec::new())?;
-    ca.distinguished_name.push(DnType::CommonName, "Millrace development CA");
-    ca.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    let ca = CertifiedIssuer::self_signed(ca, KeyPair::generate()?)?;
+/// A CA that lives as long as this value.
+struct DevelopmentCa {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
 
-    let usual = [DEVELOPMENT_NAME, "localhost", "127.0.0.1", "::1"].map(str::to_owned);
-    let extra = names.iter().filter(|name| !usual.contains(name)).cloned();
-    let all_names: Vec<String> = usual.iter().cloned().chain(extra).collect();
-    let mut server = CertificateParams::new(all_names)?;
-    server.distinguished_name.push(DnType::CommonName, "Millrace development server");
-    server.use_authority_key_identifier_extension = true;
-    server.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    server.extended_key_usages =
-        vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-    let key = KeyPair::generate()?;
-    let certificate = server.signed_by(&key, &ca)?;
-    Ok((ca.pem(), certificate.pem(), key.serialize_pem()))
+impl DevelopmentCa {
+    fn new() -> Result<Self, rcgen::Error> {
+        let mut ca = CertificateParams::new(Vec::new())?;
+        ca.distinguished_name.push(DnType::CommonName, "Millrace development CA");
+        ca.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        Ok(Self { issuer: CertifiedIssuer::self_signed(ca, KeyPair::generate()?)? })
+    }
+
+    fn pem(&self) -> String {
+        self.issuer.pem()
+    }
+
+    /// PEM of a certificate for the usual names and these, and of its key.
+    fn sign(&self, names: &[String]) -> Result<(String, String), rcgen::Error> {
+        let usual = [DEVELOPMENT_NAME, "localhost", "127.0.0.1", "::1"].map(str::to_owned);
+        let extra = names.iter().filter(|name| !usual.contains(name)).cloned();
+        let all_names: Vec<String> = usual.iter().cloned().chain(extra).collect();
+        let mut server = CertificateParams::new(all_names)?;
+        server.distinguished_name.push(DnType::CommonName, "Millrace development server");
+        server.use_authority_key_identifier_extension = true;
+        server.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        server.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let key = KeyPair::generate()?;
+        let certificate = server.signed_by(&key, &self.issuer)?;
+        Ok((certificate.pem(), key.serialize_pem()))
+    }
 }
 
 pub(super) fn server_config(
@@ -226,18 +257,9 @@ pub(super) fn server_config(
     let builder = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(|error| unusable(error.to_string()))?;
-    let builder = match &tls.client_ca {
+    let builder = match client_verifier(tls)? {
         None => builder.with_no_client_auth(),
-        Some(client_ca) => {
-            let verifier =
-                WebPkiClientVerifier::builder_with_provider(roots(client_ca)?.into(), provider())
-                    .build()
-                    .map_err(|error| TlsError::Unusable {
-                        path: client_ca.clone(),
-                        why: error.to_string(),
-                    })?;
-            builder.with_client_cert_verifier(verifier)
-        }
+        Some(verifier) => builder.with_client_cert_verifier(verifier),
     };
     let mut config = builder
         .with_single_cert(certificates(path)?, key(&tls.identity.key)?)
@@ -246,6 +268,22 @@ pub(super) fn server_config(
     // Connections live long: tickets would be sent for nothing.
     config.send_tls13_tickets = 0;
     QuicServerConfig::try_from(config).map_err(|error| unusable(error.to_string()))
+}
+
+/// Whose certificates are taken. Who needs none may come without, where only nodes have them.
+fn client_verifier(tls: &ServerTls) -> Result<Option<Arc<dyn ClientCertVerifier>>, TlsError> {
+    let cas = [&tls.client_ca, &tls.node_ca];
+    let Some(first) = cas.into_iter().flatten().next() else { return Ok(None) };
+    let mut trusted = RootCertStore::empty();
+    for ca in cas.into_iter().flatten() {
+        trusted.roots.extend(roots(ca)?.roots);
+    }
+    let builder = WebPkiClientVerifier::builder_with_provider(trusted.into(), provider());
+    let builder = if tls.client_ca.is_none() { builder.allow_unauthenticated() } else { builder };
+    let verifier = builder
+        .build()
+        .map_err(|error| TlsError::Unusable { path: first.clone(), why: error.to_string() })?;
+    Ok(Some(verifier))
 }
 
 pub(super) fn client_config(

@@ -7,6 +7,7 @@ use clap::Args;
 use common::quic::tls::Identity;
 
 use super::exit::Failure;
+use crate::definition::Definition;
 use crate::register::{
     CLUSTER_NAME, RegisterOptions, RegisterTls, RegisterUrl, RegisterUrlError, Secret,
 };
@@ -26,9 +27,10 @@ pub(crate) const EXAMPLES: &str =
 /// Where the register is.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RegisterArgs {
-    /// Where the cluster's register is: file (in the data directory, for one node),
-    /// postgres://USER@HOST,HOST/DATABASE or etcd://USER@HOST:PORT,HOST:PORT/PREFIX. A password may follow
-    /// the user after a colon, but others can read a command line.
+    /// Where the cluster's register is: file (in the data directory, for one node), file:///PATH (shared by
+    /// the nodes of one machine), postgres://USER@HOST,HOST/DATABASE or
+    /// etcd://USER@HOST:PORT,HOST:PORT/PREFIX. A password may follow the user after a colon, but others can
+    /// read a command line.
     #[arg(
         long,
         value_name = "URL",
@@ -72,16 +74,35 @@ impl RegisterArgs {
             )
             .into());
         }
+        self.at(url, cluster)
+    }
+
+    /// The register that a cluster's definition names, reached with these credentials.
+    ///
+    /// # Errors
+    /// A failure of usage, also when these options name another register.
+    pub(crate) fn options_of(&self, definition: &Definition) -> Result<RegisterOptions> {
+        let names_one = self.register.reveal() != "file" || self.cluster_name != CLUSTER_NAME;
+        if names_one {
+            let what = "cluster_conflict: the definition names the register and the cluster: \
+                without --register, MILLRACE_REGISTER and --cluster-name";
+            return Err(Failure::usage(what).into());
+        }
+        self.at(definition.register.clone(), &definition.cluster)
+    }
+
+    fn at(&self, url: RegisterUrl, cluster: &str) -> Result<RegisterOptions> {
         let has_server_options =
             self.register_tls_ca.is_some() || self.register_password_file.is_some();
-        if url == RegisterUrl::File && has_server_options {
+        let is_file = matches!(url, RegisterUrl::File | RegisterUrl::SharedFile(_));
+        if is_file && has_server_options {
             let what = "register_url: a file has no password and no TLS";
             return Err(Failure::usage(what).into());
         }
         let files = self.register_tls_cert.clone().zip(self.register_tls_key.clone());
         let identity = files.map(|(certificate, key)| Identity { certificate, key });
         let tls = self.register_tls_ca.clone().map(|ca| RegisterTls { ca, identity });
-        Ok(RegisterOptions { url, cluster: cluster.clone(), password: self.password()?, tls })
+        Ok(RegisterOptions { url, cluster: cluster.to_owned(), password: self.password()?, tls })
     }
 
     /// The file's, or the environment's.

@@ -1,6 +1,6 @@
-//! `millrace serve`: one node until it is told to stop.
+//! `millrace serve`: one node, alone or of a cluster, until it is told to stop.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,10 +14,13 @@ use serde_json::json;
 use super::exit::{Exit, Failure};
 use super::output::{Output, complain};
 use super::register::{EXAMPLES, RegisterArgs};
-use crate::host::{Host, HostOptions};
+use crate::definition::{Definition, DefinitionError};
+use crate::host::{Host, HostOptions, Membership};
 
 /// The file in the data directory that names the address of the node that runs there.
 pub(crate) const ADDRESS_FILE: &str = "address";
+/// Where a node listens that nobody has told.
+const LISTEN: &str = "127.0.0.1:7070";
 
 /// How the log disk is driven.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -40,15 +43,23 @@ enum BarrierChoice {
 /// Runs a node.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = format!("Examples:\n  millrace serve --dir ./data --listen 127.0.0.1:7070\n\
+    \x20 millrace serve --cluster cluster.toml --node 2 --dir ./node-2\n\
     {EXAMPLES}\n\n\
     Prints one line when the first epoch serves, and stops in good order on SIGTERM or SIGINT."))]
 pub(crate) struct ServeArgs {
     /// Where everything is kept; made when it does not exist.
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: PathBuf,
-    /// Where clients connect; port 0 picks one.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7070")]
-    pub(crate) listen: SocketAddr,
+    /// The cluster's definition, a TOML file: the book's page `cluster` draws it.
+    #[arg(long, value_name = "FILE", requires = "node")]
+    pub(crate) cluster: Option<PathBuf>,
+    /// Which of its nodes this is.
+    #[arg(long, value_name = "ID", requires = "cluster")]
+    pub(crate) node: Option<u64>,
+    /// Where clients, and the other nodes, connect; port 0 picks one. Without it 127.0.0.1:7070, or the
+    /// node's address in the cluster's definition.
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: Option<SocketAddr>,
     /// A TOML file with `knobs = { name = value }`.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -86,6 +97,9 @@ pub(crate) struct ServeArgs {
     /// Only clients with a certificate of this CA connect.
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_client_ca: Option<PathBuf>,
+    /// Stops in good order when stdin ends: with whoever has started the node.
+    #[arg(long, hide = true)]
+    stop_with_stdin: bool,
     /// A name or address that the development certificate also holds.
     #[arg(long = "tls-dev-name", value_name = "NAME")]
     names: Vec<String>,
@@ -114,12 +128,18 @@ impl ServeArgs {
             (Some(certificate), Some(key)) => Some(ServerTls {
                 identity: Identity { certificate: certificate.clone(), key: key.clone() },
                 client_ca: self.tls_client_ca.clone(),
+                node_ca: None,
             }),
             _ => None,
         };
+        let cluster = self.membership()?;
+        let register = match &cluster {
+            Some(cluster) => self.register.options_of(&cluster.definition)?,
+            None => self.register.options()?,
+        };
         Ok(HostOptions {
             directory: self.dir.clone(),
-            listen: self.listen,
+            listen: self.listen_at(cluster.as_ref())?,
             knobs,
             disk: DriverOptions {
                 engine: self.engine.map(|engine| match engine {
@@ -137,8 +157,33 @@ impl ServeArgs {
             },
             tls,
             names: self.names.clone(),
-            register: self.register.options()?,
+            register,
+            cluster,
         })
+    }
+
+    fn membership(&self) -> Result<Option<Membership>> {
+        let (Some(file), Some(node)) = (&self.cluster, self.node) else { return Ok(None) };
+        let wrong = |error: DefinitionError| Failure::usage(error.to_string());
+        let definition = Definition::read(file).map_err(wrong)?;
+        let node = definition.this_node(node).map_err(wrong)?.id;
+        Ok(Some(Membership { definition, node }))
+    }
+
+    fn listen_at(&self, cluster: Option<&Membership>) -> Result<SocketAddr> {
+        if let Some(listen) = self.listen {
+            return Ok(listen);
+        }
+        let defined = cluster.and_then(|cluster| cluster.definition.node(cluster.node));
+        let address = defined.map_or(LISTEN, |node| node.address.as_str());
+        let found = address.to_socket_addrs().map(|mut found| found.next());
+        match found {
+            Ok(Some(found)) => Ok(found),
+            Ok(None) => {
+                Err(Failure::usage(format!("listen_address: {address}: no address")).into())
+            }
+            Err(error) => Err(Failure::usage(format!("listen_address: {address}: {error}")).into()),
+        }
     }
 }
 
@@ -176,14 +221,17 @@ pub(crate) fn run(args: &ServeArgs, output: Output) -> Result<Exit> {
     runtime.block_on(async {
         let host = Host::open(&options)?;
         output.say(&format!("log disk: {}", host.disk_info()));
+        if let Some(Membership { definition, node }) = &options.cluster {
+            let (name, at) = (&definition.cluster, host.address()?);
+            output.say(&format!("{node} of cluster {name:?} at {at}: waiting for an epoch"));
+        }
         let address_file = args.dir.join(ADDRESS_FILE);
         let halt = host
-            .run(stop_signal(), |address| {
-                let told = std::fs::write(&address_file, address.to_string())
+            .run(stop_request(args.stop_with_stdin), |address| {
+                let told = std::fs::write(&address_file, address)
                     .map_err(anyhow::Error::from)
                     .and_then(|()| {
-                        let json =
-                            json!({"serving": address.to_string(), "pid": std::process::id()});
+                        let json = json!({"serving": address, "pid": std::process::id()});
                         output.print(&json, || format!("serving on {address}"))
                     });
                 if let Err(error) = told {
@@ -211,7 +259,25 @@ fn is_sound(log: &Path) -> Result<bool> {
     Ok(findings.is_empty())
 }
 
-async fn stop_signal() {
+async fn stop_request(with_stdin: bool) {
+    let (ended, parent_gone) = tokio::sync::oneshot::channel::<()>();
+    if !with_stdin {
+        return stop_signal().await;
+    }
+    std::thread::spawn(move || {
+        let _ended = ended;
+        // Whatever ends it: nobody is there any more.
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+    });
+    tokio::select! {
+        biased;
+        () = stop_signal() => {}
+        _ = parent_gone => {}
+    }
+}
+
+/// SIGTERM or SIGINT.
+pub(crate) async fn stop_signal() {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut term), Ok(mut interrupt)) =
         (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))

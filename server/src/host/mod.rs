@@ -12,6 +12,8 @@
 //! one burst is in one batch. The outputs of a step are carried out in their order at once.
 
 mod identity;
+mod mesh;
+mod nodes;
 mod peers;
 mod register;
 mod report;
@@ -24,18 +26,21 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use common::disk::DiskCompletion;
-use common::quic::tls::{Development, ServerTls};
+use common::quic::tls::{ClientTls, Development, ServerTls};
 use common::quic::{CloseCode, Event, QuicEndpoint};
-use common::{Halt, Knobs, Note, Prng, Time, WallTime};
+use common::{Halt, Knobs, NodeId, Note, Prng, Time, WallTime};
 use logserver::driver::{Driver, IdlePoll, Options as DriverOptions};
 use node::{Node, NodeEvent, NodeOutput, Surroundings};
 use sequencer::leader::Topology;
 use tokio::sync::{Notify, mpsc};
 
+use self::identity::Claim;
+use self::mesh::Mesh;
 use self::peers::Peers;
 use self::register::RegisterThread;
 use self::report::Meters;
 use self::timers::Timers;
+use crate::definition::Definition;
 use crate::register::RegisterOptions;
 
 /// Network events that one turn takes before timers get theirs.
@@ -44,6 +49,10 @@ const EVENTS_PER_TURN: usize = 64;
 const TIMERS_PER_TURN: usize = 256;
 /// How long a stop may take before the process ends anyway.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
+/// How long the end waits for other nodes to take what was said to them last: that another one may lead.
+const DRAIN_DEADLINE: Duration = Duration::from_millis(500);
+/// How long one dial of a node takes at most. A node that starts meanwhile is not heard before the next.
+const NODE_DIAL_DEADLINE: Duration = Duration::from_secs(1);
 
 /// How to run a node.
 #[derive(Clone, Debug)]
@@ -62,6 +71,32 @@ pub struct HostOptions {
     pub names: Vec<String>,
     /// Where the cluster's register is.
     pub register: RegisterOptions,
+    /// The cluster that it is a node of; alone without one.
+    pub cluster: Option<Membership>,
+}
+
+/// A node's place in a cluster. Its certificate is in [`HostOptions::tls`] or in the definition.
+#[derive(Clone, Debug)]
+pub struct Membership {
+    /// The cluster.
+    pub definition: Definition,
+    /// Which of its nodes this is.
+    pub node: NodeId,
+}
+
+impl Membership {
+    /// What the node shows, whom it trusts, and how it dials.
+    fn tls(&self, given: Option<&ServerTls>) -> Result<(ServerTls, ClientTls)> {
+        let defined = self.definition.node(self.node).and_then(|node| node.identity.clone());
+        let identity = given.map(|tls| tls.identity.clone()).or(defined).with_context(|| {
+            format!("cluster_node_certificate: {} has no certificate: nodes show one", self.node)
+        })?;
+        let ca = self.definition.ca.clone();
+        let dialing =
+            ClientTls { ca: ca.clone(), identity: Some(identity.clone()), server_name: None };
+        let client_ca = given.and_then(|tls| tls.client_ca.clone());
+        Ok((ServerTls { identity, client_ca, node_ca: Some(ca) }, dialing))
+    }
 }
 
 /// The development certificate's directory of a node.
@@ -78,6 +113,9 @@ pub struct Host {
     started: Instant,
     timers: Timers,
     peers: Peers,
+    mesh: Option<Mesh>,
+    /// Where clients and nodes are told to connect; the socket's address without one.
+    address: Option<String>,
     endpoint: QuicEndpoint,
     events: mpsc::Receiver<Event>,
     /// Above the driver, so that it has ended when the lock on the directory is released.
@@ -109,16 +147,42 @@ impl Host {
             Arc::new(move || wake.notify_one()),
         )?;
         let mut rng = Prng::new(seed());
-        let peer = identity::begin_life(directory, rng.next())?;
+        let fresh = rng.next();
+        let cluster = options.cluster.as_ref();
+        let claim = cluster.map_or(Claim::Fresh(fresh), |cluster| Claim::Defined(cluster.node));
+        let peer = identity::begin_life(directory, claim)?;
         let register = RegisterThread::start(&options.register, directory)?;
-        let tls = match &options.tls {
-            Some(tls) => tls.clone(),
-            None => Development::open(&development_tls(directory), &options.names)?.server(),
+        let (tls, dialing) = match (cluster, &options.tls) {
+            (Some(cluster), given) => {
+                let (accepting, dialing) = cluster.tls(given.as_ref())?;
+                (accepting, Some(dialing))
+            }
+            (None, Some(tls)) => (tls.clone(), None),
+            (None, None) => {
+                (Development::open(&development_tls(directory), &options.names)?.server(), None)
+            }
         };
+        let mut quic = common::quic::Options::default();
+        if cluster.is_some() {
+            quic.attempt_deadline = NODE_DIAL_DEADLINE;
+        }
         let (endpoint, events) =
-            QuicEndpoint::server(options.listen, &tls, None, common::quic::Options::default())?;
+            QuicEndpoint::server(options.listen, &tls, dialing.as_ref(), quic)?;
+        let mesh = cluster.map(|cluster| Mesh::new(peer, rng.next(), cluster.definition.clone()));
+        let topology = match cluster {
+            None => Some(Topology::single(peer.node)),
+            Some(cluster) => {
+                let topology = &cluster.definition.topology;
+                topology.candidates.contains(&peer.node).then(|| topology.clone())
+            }
+        };
+        let addresses = cluster.map(|cluster| cluster.definition.addresses()).unwrap_or_default();
+        let address = addresses.iter().find(|address| address.node == peer.node);
+        let address = address.map(|address| address.address.clone());
         Ok(Self {
-            node: Node::new(peer, Some(Topology::single(peer.node))),
+            node: Node::new(peer, topology).at(addresses),
+            mesh: mesh.transpose()?,
+            address,
             knobs: options.knobs.clone(),
             rng,
             started: Instant::now(),
@@ -137,12 +201,15 @@ impl Host {
         })
     }
 
-    /// Where clients connect.
+    /// Where clients connect: as the cluster's definition has it, or the socket's address.
     ///
     /// # Errors
     /// When the system does not say.
-    pub fn local_addr(&self) -> std::io::Result<SocketAddr> {
-        self.endpoint.local_addr()
+    pub fn address(&self) -> std::io::Result<String> {
+        match &self.address {
+            Some(address) => Ok(address.clone()),
+            None => Ok(self.endpoint.local_addr()?.to_string()),
+        }
     }
 
     /// What the log disk runs on, for people.
@@ -153,11 +220,7 @@ impl Host {
 
     /// Runs until the node halts. `stop` asks for an end in good order; the halt's reason is then `stopped`.
     /// `serving` is called once, when the first epoch serves.
-    pub async fn run(
-        mut self,
-        stop: impl Future<Output = ()>,
-        serving: impl FnOnce(SocketAddr),
-    ) -> Halt {
+    pub async fn run(mut self, stop: impl Future<Output = ()>, serving: impl FnOnce(&str)) -> Halt {
         let mut stop = std::pin::pin!(stop);
         let (mut stopping, mut serving) = (false, Some(serving));
         self.with_node(|node, s| node.start(s));
@@ -170,13 +233,16 @@ impl Host {
                 return halt;
             }
             if self.node.serving_epoch().is_some()
-                && let (Some(serving), Ok(address)) = (serving.take(), self.local_addr())
+                && let (Some(serving), Ok(address)) = (serving.take(), self.address())
             {
-                serving(address);
+                serving(&address);
             }
+            self.dial_nodes();
             let idle_since = Instant::now();
             let has_work = self.poll_for_work(idle_since).await;
-            let next = self.timers.next_at().map(|at| self.started + Duration::from_nanos(at.0));
+            let timer = self.timers.next_at().map(|at| self.started + Duration::from_nanos(at.0));
+            let dial = self.mesh.as_ref().and_then(Mesh::next_due);
+            let next = timer.into_iter().chain(dial).min();
             tokio::select! {
                 biased;
                 () = &mut stop, if !stopping => {
@@ -213,6 +279,14 @@ impl Host {
     }
 
     async fn close(&self, halt: &Halt) {
+        let mut drains = tokio::task::JoinSet::new();
+        for connection in self.peers.nodes() {
+            let (connection, reason) = (connection.clone(), halt.reason);
+            drains.spawn(async move {
+                connection.drain(CloseCode::SHUTDOWN, reason, DRAIN_DEADLINE).await
+            });
+        }
+        while drains.join_next().await.is_some() {}
         self.endpoint.close(CloseCode::SHUTDOWN, halt.reason);
         self.endpoint.wait_idle(Duration::from_millis(500)).await;
     }

@@ -3,9 +3,10 @@
 use common::message::StatusReply;
 use common::wire::Envelope;
 use common::{Endpoint, Epoch, Note, RequestId, Role};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::Host;
+use super::mesh::Mesh;
 
 /// Counts of what happened since the process started.
 #[derive(Debug, Default)]
@@ -59,6 +60,7 @@ impl Host {
             "pulls_delivered": self.meters.delivered,
         });
         report["register"] = self.register.report();
+        report["cluster"] = self.mesh.as_ref().map_or(Value::Null, Mesh::report);
         report["connections"] = json!(self.peers.count());
         let from = self.node.peer().endpoint(Role::Node);
         let message = StatusReply { request, json: report.to_string() }.into();
