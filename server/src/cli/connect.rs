@@ -9,17 +9,19 @@ use client::face::{Client, ConnectOptions};
 use common::StreamId;
 use common::quic::tls::{ClientTls, DEVELOPMENT_NAME, Development, Identity};
 
+use super::cluster::DEFINITION_FILE;
 use super::exit::Failure;
 use super::serve::ADDRESS_FILE;
+use crate::definition::Definition;
 use crate::host::development_tls;
 
 /// Where the cluster is and whom to trust.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct ConnectArgs {
-    /// Addresses of nodes, `host:port`.
+    /// Addresses of nodes, `host:port`, by commas: one that answers tells where the others are.
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', env = "MILLRACE_CONNECT")]
     pub(crate) connect: Vec<String>,
-    /// The data directory of a node on this machine: its address and its development certificate.
+    /// The directory of a node on this machine, or of `cluster start-local`: addresses and whom to trust.
     #[arg(long, value_name = "DIR", env = "MILLRACE_DIR")]
     pub(crate) dir: Option<PathBuf>,
     /// The CA that nodes have their certificate from, PEM.
@@ -54,6 +56,9 @@ impl ConnectArgs {
             let what = "say where the cluster is: --connect HOST:PORT or --dir DIR";
             return Err(Failure::usage(what).into());
         };
+        if let Some(definition) = local_definition(directory)? {
+            return Ok(definition.nodes.into_iter().map(|node| node.address).collect());
+        }
         let file = directory.join(ADDRESS_FILE);
         let address = std::fs::read_to_string(&file).map_err(|error| {
             Failure::unavailable(format!("no node serves on {}: {error}", directory.display()))
@@ -73,6 +78,9 @@ impl ConnectArgs {
                 identity: None,
                 server_name: is_development(ca).then(|| DEVELOPMENT_NAME.to_owned()),
             },
+            (None, Some(directory)) if local_definition(directory)?.is_some() => {
+                development_of_cluster(directory)
+            }
             (None, Some(directory)) => development(directory)?
                 .with_context(|| format!("no certificate in {}", directory.display()))?
                 .client(),
@@ -95,17 +103,61 @@ impl ConnectArgs {
     /// When it is not said where, or nobody answers.
     pub(crate) async fn open(&self) -> Result<Client> {
         let addresses = self.addresses()?;
-        let mut options = ConnectOptions::new(PathBuf::new());
-        options.tls = self.tls()?;
-        options.connect_timeout = Duration::from_secs(self.connect_seconds);
+        let options = self.options(Duration::from_secs(self.connect_seconds))?;
         Ok(Client::connect(addresses, options).await?)
     }
+
+    /// Connects to the nodes that were named and to no others.
+    ///
+    /// # Errors
+    /// When it is not said where, or nobody answers.
+    pub(crate) async fn open_named(&self) -> Result<Client> {
+        let addresses = self.addresses()?;
+        let mut options = self.options(Duration::from_secs(self.connect_seconds))?;
+        options.discover = false;
+        Ok(Client::connect(addresses, options).await?)
+    }
+
+    /// Connects to the node at this address and to no other.
+    ///
+    /// # Errors
+    /// When it does not answer in time.
+    pub(crate) async fn open_only(&self, address: &str, patience: Duration) -> Result<Client> {
+        let mut options = self.options(patience)?;
+        options.discover = false;
+        Ok(Client::connect([address], options).await?)
+    }
+
+    fn options(&self, patience: Duration) -> Result<ConnectOptions> {
+        let mut options = ConnectOptions::new(PathBuf::new());
+        options.tls = self.tls()?;
+        options.connect_timeout = patience;
+        Ok(options)
+    }
+}
+
+/// The definition in the directory of a local cluster.
+fn local_definition(directory: &Path) -> Result<Option<Definition>> {
+    let file = directory.join(DEFINITION_FILE);
+    if !file.exists() {
+        return Ok(None);
+    }
+    let definition = Definition::read(&file);
+    Ok(Some(definition.map_err(|error| Failure::usage(error.to_string()))?))
+}
+
+/// Whom the clients of a local cluster trust.
+fn development_of_cluster(directory: &Path) -> ClientTls {
+    let ca = development_tls(directory).join("ca.pem");
+    ClientTls { ca, identity: None, server_name: Some(DEVELOPMENT_NAME.to_owned()) }
 }
 
 /// Whether a CA file lies in a directory of a development certificate, whose names are not real ones.
 fn is_development(ca: &Path) -> bool {
     ca.file_name().is_some_and(|name| name == "ca.pem")
-        && ca.parent().is_some_and(|parent| parent.join("server.key").exists())
+        && ca.parent().is_some_and(|parent| {
+            parent.join("server.key").exists() || parent.join("node-1.key").exists()
+        })
 }
 
 /// The stream of a name, or of an id written `s17`.

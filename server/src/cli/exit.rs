@@ -88,6 +88,7 @@ impl Exit {
     pub(crate) fn of_halt(reason: &str) -> Self {
         match reason {
             "stopped" => Self::Done,
+            "identity_clash" => Self::Refused,
             "corrupt_log" | "corrupt_register" | "corrupt_meta" | "foreign_log" => Self::Corrupt,
             _ => Self::Failed,
         }

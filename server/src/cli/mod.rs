@@ -2,6 +2,7 @@
 
 mod bench;
 mod child;
+mod cluster;
 mod connect;
 mod exit;
 mod ingest;
@@ -41,6 +42,16 @@ struct Cli {
 enum Verb {
     /// Runs a node.
     Serve(serve::ServeArgs),
+    /// Starts a cluster on this machine, and describes clusters.
+    #[command(
+        subcommand,
+        after_help = "Example:\n  millrace cluster start-local --nodes 3 --dir ./local &\n  \
+            millrace cluster describe --dir ./local"
+    )]
+    Cluster(cluster::ClusterVerb),
+    /// Lists the nodes of a cluster.
+    #[command(subcommand, after_help = "Example:\n  millrace node list --dir ./local -o json")]
+    Node(cluster::NodeVerb),
     /// Proves on real PostgreSQL DML what the log promises.
     Quickstart(quickstart::QuickstartArgs),
     /// Appends records.
@@ -94,6 +105,8 @@ pub fn run() -> ExitCode {
 fn dispatch(verb: &Verb, output: Output) -> anyhow::Result<Exit> {
     match verb {
         Verb::Serve(args) => serve::run(args, output),
+        Verb::Cluster(verb) => cluster::cluster(verb, output),
+        Verb::Node(verb) => cluster::node(verb, output),
         Verb::Quickstart(args) => quickstart::run(args, output),
         Verb::Append(args) => stream::append(args, output),
         Verb::Pull(args) => stream::pull(args, output),
@@ -129,6 +142,9 @@ fn is_interruption(error: &anyhow::Error) -> bool {
 fn exit_of(error: &anyhow::Error) -> Exit {
     if let Some(failure) = error.downcast_ref::<exit::Failure>() {
         return failure.exit;
+    }
+    if let Some(refusal) = error.downcast_ref::<common::Refusal>() {
+        return Exit::of(refusal.code());
     }
     if let Some(error) = error.downcast_ref::<client::Error>() {
         return Exit::of(error.code());

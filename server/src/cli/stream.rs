@@ -301,7 +301,8 @@ pub(crate) struct StatusArgs {
 /// When no node answers.
 pub(crate) fn status(args: &StatusArgs, output: Output) -> Result<Exit> {
     block_on(async {
-        let report: Value = serde_json::from_str(&args.connect.open().await?.status().await?)?;
+        let client = args.connect.open_named().await?;
+        let report: Value = serde_json::from_str(&client.status().await?)?;
         output.print(&report, || status_text(&report))?;
         Ok(Exit::Done)
     })
@@ -316,16 +317,22 @@ fn status_text(report: &Value) -> String {
         format!("epoch     {}, serving: {}", report["epoch"], report["serving"]),
     ];
     let recovery = &report["recovery"];
-    lines.push(format!(
-        "recovery  {} for {} ms, since {}{}",
-        recovery["phase"],
-        recovery["since_ms"],
-        recovery["cause"],
-        match recovery["waiting_for"].as_str() {
-            None | Some("") => String::new(),
-            Some(what) => format!(", waiting for {what}"),
-        }
-    ));
+    lines.push(match recovery["phase"].as_str() {
+        None => "recovery  not by this node: it is none of the leaders".to_owned(),
+        Some(phase) => format!(
+            "recovery  {phase} for {} ms, since {}{}",
+            recovery["since_ms"],
+            recovery["cause"],
+            match recovery["waiting_for"].as_str() {
+                None | Some("") => String::new(),
+                Some(what) => format!(", waiting for {what}"),
+            }
+        ),
+    });
+    let roles = report["roles"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let roles = roles.collect::<Vec<_>>().join(", ");
+    lines.push(format!("roles     {}; led by {}", roles, report["plan"]["leader"]));
+    lines.extend(cluster_lines(&report["cluster"]));
     lines.push(register_line(&report["register"]));
     let log = &report["log"];
     lines.push(format!(
@@ -343,6 +350,28 @@ fn status_text(report: &Value) -> String {
     let waits = log["waiting_for"].as_array().into_iter().flatten();
     lines.extend(waits.map(|what| format!("waits     {what}")));
     lines.join("\n")
+}
+
+fn cluster_lines(cluster: &Value) -> Vec<String> {
+    let Some(name) = cluster["name"].as_str() else { return Vec::new() };
+    let mut lines = vec![format!("cluster   {name}, definition {}", cluster["definition"])];
+    for link in cluster["nodes"].as_array().into_iter().flatten() {
+        let text = |key: &str| link[key].as_str().unwrap_or_default().to_owned();
+        let mut line = format!(
+            "link      {} {}, {} for {} ms, {} breaks",
+            text("node"),
+            text("address"),
+            text("state"),
+            link["since_ms"],
+            link["breaks"]
+        );
+        let error = &link["last_error"];
+        if let (Some(code), Some(what)) = (error["code"].as_str(), error["what"].as_str()) {
+            line += &format!(": {code}: {what}");
+        }
+        lines.push(line);
+    }
+    lines
 }
 
 fn register_line(register: &Value) -> String {
