@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! tests/*.rs --> Node       a real `millrace serve` in a child process, on a real directory
+//!           |--> Cluster    several of them that know each other
 //!           |--> millrace() any other verb, run to its end
 //!           |--> Records    what a consumer finds in the log, through the client crate
 //!           |--> Frame      what is on the disk, by `millrace inspect`, and how to spoil it
@@ -17,6 +18,7 @@
 
 mod binary;
 mod child;
+mod cluster;
 mod cutter;
 mod disk;
 mod node;
@@ -28,6 +30,7 @@ use std::time::Duration;
 
 pub use binary::binary;
 pub use child::{Ended, millrace, millrace_with_stdin};
+pub use cluster::{Cluster, Roles};
 pub use cutter::{Cutter, Harm};
 pub use disk::{Frame, Place, copy, files, frames, segment_path};
 pub use node::{Node, SMALL_FILES, TINY_FILES};

@@ -1,5 +1,6 @@
 //! A connection that says what it likes: QUIC and the lanes as they should be, any bytes on them.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,9 +32,17 @@ impl Peer {
     /// # Panics
     /// When the node does not take the connection.
     pub async fn connect(node: &Node, id: u64) -> Self {
+        Self::connect_to(node.address(), &node.directory().join("tls/ca.pem"), id).await
+    }
+
+    /// Connects to whoever is at an address and has a certificate of this CA.
+    ///
+    /// # Panics
+    /// When it does not take the connection.
+    pub async fn connect_to(address: &str, ca: &Path, id: u64) -> Self {
         let mut endpoint = quinn::Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
-        endpoint.set_default_client_config(client_config(node));
-        let address = node.address().parse().unwrap();
+        endpoint.set_default_client_config(client_config(ca));
+        let address = address.parse().unwrap();
         let connection = endpoint.connect(address, "localhost").unwrap().await.unwrap();
         let mut lanes = Vec::new();
         for lane in Lane::ALL {
@@ -144,10 +153,9 @@ impl Peer {
     }
 }
 
-fn client_config(node: &Node) -> ClientConfig {
+fn client_config(ca: &Path) -> ClientConfig {
     let mut roots = RootCertStore::empty();
-    let ca = CertificateDer::from_pem_file(node.directory().join("tls/ca.pem")).unwrap();
-    roots.add(ca).unwrap();
+    roots.add(CertificateDer::from_pem_file(ca).unwrap()).unwrap();
     let mut tls = rustls::ClientConfig::builder_with_provider(ring::default_provider().into())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .unwrap()
