@@ -10,12 +10,14 @@
 //!  machine disk register           the seams: events in, outputs out
 //!  knobs error note mark           limits, refusals, what oracles and metrics see
 //!  prng ordered gather backoff     small tools of the machines
+//!  cover                           sets of keys; a proxy's own writes
 //!  quic                            frames between processes (feature `quic`, shell code)
 //! ```
 #![forbid(unsafe_code)]
 
 mod backoff;
 pub mod catalog;
+mod cover;
 pub mod disk;
 pub mod error;
 mod gather;
@@ -40,6 +42,7 @@ pub mod transaction;
 pub mod wire;
 
 pub use backoff::Backoff;
+pub use cover::{Cover, OwnWrites};
 pub use error::{Class, Code, Refusal};
 pub use gather::{Gather, Gathered};
 pub use ids::{
