@@ -12,13 +12,13 @@ use core::ops::Range;
 
 use common::message::Verdict;
 
-use super::Decided;
 use super::batch::{Layout, Span, Target, What};
 use super::bits::Bits;
 use super::head::Probe;
 use super::keylog::{KeyLog, KeyRef};
 use super::points::Points;
 use super::window::Seq;
+use super::{Decided, Touch};
 
 /// Accesses whose lines are asked for together.
 const GROUP: usize = 64;
@@ -89,6 +89,31 @@ impl<'s, 'a> Judge<'s, 'a> {
             decided.verdicts.push(verdict);
         }
         (decided, self.has_written)
+    }
+
+    /// What the reads of each met; whatever that is, its writes are taken in. And whether there were any.
+    pub(super) fn touch(mut self) -> (Vec<Touch>, bool) {
+        let count = self.layout.spans.len();
+        let touches = (0..count).map(|index| self.touch_one(self.layout.spans[index])).collect();
+        (touches, self.has_written)
+    }
+
+    fn touch_one(&mut self, span: Span) -> Touch {
+        assert!(!span.is_too_old, "nothing that is touched is too old");
+        let mut touch = Touch::Nothing;
+        for id in span.reads..span.writes {
+            let (newer, of_batch) = self.read(id as usize, span.seen);
+            touch = touch.max(match (newer, of_batch) {
+                (_, true) => Touch::Batch,
+                (true, false) => Touch::Earlier,
+                (false, false) => Touch::Nothing,
+            });
+            if touch == Touch::Batch {
+                break;
+            }
+        }
+        (span.writes..span.end).for_each(|id| self.write(id as usize));
+        touch
     }
 
     /// Asks for the lines of the accesses from `from` on, a group of them. Loops of few instructions each:

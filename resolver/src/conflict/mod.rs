@@ -25,6 +25,9 @@
 //!
 //! With `report_conflicts` a conflict names *all* read ranges that conflict, ascending; without it none.
 //!
+//! Two halves of a decision serve those who can't decide at once: [`ConflictSet::look`] asks history and
+//! leaves no trace; [`ConflictSet::touch`] takes all writes in, whatever the reads met, and says what it was.
+//!
 //! # How it is kept
 //!
 //! ```text
@@ -123,6 +126,18 @@ pub struct Decided {
     pub in_batch_conflicts: usize,
 }
 
+/// What the reads of a transaction met in [`ConflictSet::touch`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[must_use]
+pub enum Touch {
+    /// Nothing that is newer than they are.
+    Nothing,
+    /// Writes of earlier batches.
+    Earlier,
+    /// Writes of earlier transactions of this batch, and perhaps of earlier batches.
+    Batch,
+}
+
 /// The newest write of every key, in a window of versions.
 #[derive(Clone, Debug)]
 pub struct ConflictSet {
@@ -201,18 +216,55 @@ impl ConflictSet {
     ///
     /// `version` must be above every earlier batch and above [`ConflictSet::oldest`].
     pub fn decide(&mut self, version: Version, batch: &[Candidate<'_>]) -> Decided {
+        self.newest = self.next_version(version);
+        self.renumber_if_due();
+        self.run(version, batch, |judge| judge.decide())
+    }
+
+    /// The verdicts that history alone would have on the reads of a batch. Nothing is taken in, and `version`
+    /// needs only be above what was read.
+    pub fn look(&mut self, version: Version, batch: &[Candidate<'_>]) -> Vec<Verdict> {
+        let nothing = Ranges::default();
+        let reads: Vec<Candidate<'_>> =
+            batch.iter().map(|candidate| Candidate { writes: &nothing, ..*candidate }).collect();
+        self.run(version, &reads, |judge| judge.decide()).verdicts
+    }
+
+    /// Takes in the writes of a batch, whatever its reads meet, and says what they met. No read is too old.
+    pub fn touch(&mut self, version: Version, batch: &[Candidate<'_>]) -> Vec<Touch> {
+        self.newest = self.next_version(version);
+        self.renumber_if_due();
+        let oldest = self.oldest;
+        let raised: Vec<Candidate<'_>> = batch
+            .iter()
+            .map(|candidate| Candidate {
+                read_version: candidate.read_version.max(oldest),
+                ..*candidate
+            })
+            .collect();
+        self.run(version, &raised, |judge| judge.touch())
+    }
+
+    fn next_version(&self, version: Version) -> Version {
         assert!(
             version > self.newest,
             "batch {version} is not above {}: not taken in chain order (I1)",
             self.newest
         );
+        version
+    }
+
+    fn run<'a, D>(
+        &mut self,
+        version: Version,
+        batch: &[Candidate<'a>],
+        judge: impl for<'s> FnOnce(Judge<'s, 'a>) -> (D, bool),
+    ) -> D {
         assert!(
             batch.len() <= BATCH_TRANSACTIONS_MAX,
             "{} transactions in batch {version}, at most {BATCH_TRANSACTIONS_MAX}",
             batch.len()
         );
-        self.newest = version;
-        self.renumber_if_due();
         let encoding = Arc::clone(&self.encoding);
         let mut layout = self.layout(version, batch);
         if !layout.ranges.is_empty() {
@@ -224,8 +276,7 @@ impl ConflictSet {
         let dead = self.window.dead();
         self.points.grow(layout.written_points, &self.log);
         let (seq, table) = (self.window.newest().next(), (&mut self.points, &mut self.log));
-        let judge = Judge::new(&mut layout, &met, table, (dead, seq));
-        let (decided, has_written) = judge.decide();
+        let (decided, has_written) = judge(Judge::new(&mut layout, &met, table, (dead, seq)));
         if has_written {
             let pushed = self.window.push(version);
             assert_eq!(pushed, seq, "the batch has another number than its writes");
