@@ -81,6 +81,8 @@ knobs! {
     batch_bytes_max = 1 << 20, 1 << 10 => 64 << 10;
     /// Batches between version and reply, at most; the next one gathers meanwhile.
     batches_in_flight_max = 16, 1 => 4;
+    /// Settlements that a resolver has not confirmed, beyond which a proxy has one batch in flight.
+    settlements_max = 1024, 2 => 64;
     /// Bytes of all requests that a proxy has not answered, at most.
     proxy_bytes_max = 256 << 20, 128 << 10 => 1 << 20;
     /// Requests of one client that are not settled, at most.
@@ -131,6 +133,8 @@ knobs! {
     // Resolver.
     /// Batches that wait for their predecessor, at most.
     resolves_waiting_max = 1024, 4 => 64;
+    /// Write ranges of batches that are not settled, bytes, beyond which the next batch waits.
+    unsettled_bytes_max = 64 << 20, 256 => 64 << 10;
     /// Entries that eviction looks at after each batch, beside one for every four written since.
     eviction_entries = 256, 1 => 64;
     /// Memory of the conflict set, bytes, beyond which the resolver pushes back.

@@ -51,6 +51,26 @@ marks! {
     ResolveTooOld "resolver.too_old" Common,
     /// A conflict with an earlier transaction of the same batch.
     ConflictInBatch "resolver.conflict_in_batch" Common,
+    /// A batch waited at a resolver for another proxy's settlement.
+    ResolveHeld "resolver.held" Common,
+    /// A batch waited because too much was not settled.
+    UnsettledFull "resolver.unsettled_full" Uncommon,
+    /// A resolver left a conflict with a proxy's own writes to it.
+    LeftToProxy "resolver.left_to_proxy" Common,
+    /// A settlement came again.
+    SettlementAgain "resolver.settlement_again" Common,
+    /// A batch was settled before an earlier one of the chain.
+    SettledEarly "resolver.settled_early" Common,
+    /// A proxy found a conflict with its own writes.
+    OwnConflict "proxy.own_conflict" Common,
+    /// A proxy found that none of its own writes that a resolver had met stands.
+    OwnConflictVoid "proxy.own_conflict_void" Common,
+    /// A settlement went unconfirmed and was sent again.
+    SettleAgain "proxy.settle_again" Common,
+    /// A settlement was sent without a batch, since none was near.
+    SettleAlone "proxy.settle_alone" Common,
+    /// No batch was opened because too many settlements were not confirmed.
+    SettlementsFull "proxy.settlements_full" Uncommon,
     /// A commit request that is settled or pending came again.
     CommitAgain "proxy.commit_again" Common,
     /// A batch closed because it was full.

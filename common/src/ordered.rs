@@ -86,6 +86,11 @@ impl<T> Ordered<T> {
         self.waiting.get(&self.at).map(|(_, item)| item)
     }
 
+    /// The next link with its version, if it is there, to work on before it is taken.
+    pub fn peek_next_mut(&mut self) -> Option<(Version, &mut T)> {
+        self.waiting.get_mut(&self.at).map(|(version, item)| (*version, item))
+    }
+
     /// Everything that waits is at or above the chain's end.
     pub fn check(&self) {
         for (previous, (version, _)) in &self.waiting {

@@ -74,6 +74,11 @@ plants! {
     FreshPairAgain "M11" "A sequencer answers a repeated request with a new pair." ["O16" "I1"],
     TrustIndeterminate "M12" "A leader takes a write with an unknown outcome for a good one." ["I10"],
     ChainSkips "M13" "A sequencer names the wrong predecessor once in fifty times." ["I1"],
+    DecideUnsettled "M14" "A resolver does not wait for another proxy's write that is not settled." ["O1"],
+    KeepAborted "M15" "A resolver keeps the writes of what another one aborted." ["O2"],
+    SettleWrongBatch "M16" "A resolver takes a settlement for that of the proxy's next batch." ["O1" "O2"],
+    OwnIgnored "M17" "A proxy forgets its own writes that a resolver left to it." ["O1"],
+    NeverSettleAgain "M18" "A proxy does not send a settlement again that was lost." ["O16"],
 }
 
 /// The planted bugs that are on.

@@ -219,7 +219,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::message::{CommitKind, CommitRequest, Confirm, Push, PushBlock, SectionEntry};
+    use crate::message::{
+        CommitKind, CommitRequest, Confirm, Push, PushBlock, Resolve, ResolveTransaction, Resolved,
+        SectionEntry, Settle, Settlement, Verdict,
+    };
     use crate::{IdempotencyId, KeyRange, Ranges, RequestId, StreamId, Version, WallTime};
 
     const PEER: Peer = Peer { node: NodeId(1), incarnation: Incarnation(2) };
@@ -291,6 +294,56 @@ mod tests {
         ];
         assert_eq!(bytes, expect.concat());
         assert_eq!(bytes[4..8], crc32c::crc32c(&bytes[8..]).to_le_bytes());
+    }
+
+    #[test]
+    fn the_bytes_of_resolving_and_settling_are_frozen() {
+        let settlement = Settlement::new(Version(0x0a), [true, false, true]);
+        let transaction = ResolveTransaction {
+            read_version: Version(9),
+            reads: Ranges::from_ranges([KeyRange::point(b"k")]),
+            writes: Ranges::from_ranges([KeyRange::new(b"a", b"b").unwrap()]),
+            report_conflicts: true,
+            is_final: false,
+        };
+        let resolve = Resolve {
+            previous_version: Version(0x0a),
+            version: Version(0x0b),
+            answered: Version(8),
+            settlements: vec![settlement.clone()],
+            transactions: vec![transaction],
+        };
+        let conflict = Verdict::Conflict { ranges: vec![7] };
+        let resolved = Resolved {
+            version: Version(0x0b),
+            settled: Version(0x0a),
+            verdicts: vec![Verdict::Committed, conflict, Verdict::TooOld, Verdict::Yours],
+        };
+        let settle = Settle { settlements: vec![settlement] };
+        let frozen = [
+            (
+                22,
+                Message::from(resolve),
+                "050a00000000000000f7ffffff010000006b01000000ffffffff6162010000000100000009000000\
+             00000000e5ffffff01000000deffffff01000000deffffff02000000d8ffffff0100000001000a00\
+             0000000000000b0000000000000008000000000000009bffffff01000000b6ffffff01000000",
+            ),
+            (
+                23,
+                Message::from(resolved),
+                "0700000000000000000000000001f2ffffff01000000020000000000000000030000000000000000\
+             0b000000000000000a00000000000000ccffffff04000000",
+            ),
+            (24, Message::from(settle), "050a00000000000000f7ffffff01000000f0ffffff01000000"),
+        ];
+        for (number, message, expect) in frozen {
+            let envelope = envelope(message);
+            let bytes = encode(&envelope).to_bytes();
+            let body: String =
+                bytes[FRAME_HEADER_BYTES..].iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!((envelope.message.number(), &body[..]), (number, expect));
+            assert_eq!(decode(&bytes, PEER, NODE).unwrap(), envelope);
+        }
     }
 
     #[test]

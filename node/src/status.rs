@@ -116,6 +116,7 @@ impl Node {
                     "gathering": status.gathering_count,
                     "waiting_for_catalog": status.catalog_waiting_count,
                     "catalog_through": status.catalog_through.0,
+                    "settlements_unconfirmed": status.unconfirmed_count,
                     "known_committed": status.known_committed.0,
                     "read_versions_waiting": status.read_versions_waiting,
                     "batches": batches,
@@ -144,6 +145,12 @@ impl Node {
                     "memory_bytes": status.memory_bytes,
                     "under_pressure": status.is_under_pressure,
                     "batches_waiting": status.waiting_count,
+                    "held": status.held.map(|(version, wait)| json!({
+                        "version": version.0,
+                        "waiting_for": wait.to_string(),
+                    })),
+                    "batches_unsettled": status.unsettled_count,
+                    "unsettled_bytes": status.unsettled_bytes,
                 })
             })
             .collect();

@@ -142,6 +142,11 @@ impl Proxy {
             if transactions.is_empty() || !(*is_due || is_full) {
                 return;
             }
+            let is_unsettled = self.settlements.len() as u64 >= cx.knobs.settlements_max;
+            // One batch at least: only resolvers' answers to it confirm settlements.
+            if is_unsettled && !self.batches.is_empty() {
+                return cx.mark(Mark::SettlementsFull);
+            }
             if self.batches.len() as u64 >= cx.knobs.batches_in_flight_max {
                 if !core::mem::replace(&mut self.gathering.is_held, true) {
                     cx.mark(Mark::PipelineFull);
@@ -209,11 +214,8 @@ impl Proxy {
             assert_eq!(batch.number, number, "numbers of batches are dense");
         }
         for (one, next) in self.batches.iter().zip(self.batches.iter().skip(1)) {
-            // Verdicts may come in any order; nothing else overtakes.
-            let is_verdict = one.phase == Phase::Resolving && next.phase == Phase::Pushing;
             assert!(
-                (one.phase >= next.phase || is_verdict)
-                    && (one.pushed.is_some() || next.pushed.is_none()),
+                one.phase >= next.phase && (one.pushed.is_some() || next.pushed.is_none()),
                 "batch {} in {:?} is overtaken by {} in {:?}",
                 one.number,
                 one.phase,

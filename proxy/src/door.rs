@@ -18,8 +18,9 @@
 //!
 //! # Lanes
 //! The commits of a lane are decided in the order of their sequence. One that fails breaks the lane:
-//! everything behind it is refused, wherever it is by then. What has its version already is left out of the
-//! push; the resolver remembers its writes, a false conflict at worst.
+//! everything behind it is refused, wherever it is by then. What has its version already is left out when its
+//! batch is judged. Several resolvers are told of that; a single one, which is told of nothing, remembers the
+//! writes: the one false conflict that is left.
 //!
 //! A lane that broke is forgotten once nothing of it can come any more: when the client first says that it
 //! has the answer of the one that failed, in a request numbered N, all of the lane was sent below N. So it

@@ -48,6 +48,7 @@ impl Proxy {
                 self.ask_again(cx, place);
             }
         }
+        self.settle_again(cx);
         self.retry_round(cx);
         self.retry_catalog(cx);
     }
@@ -65,7 +66,7 @@ impl Proxy {
                 let silent: Vec<usize> = resolution.silent().collect();
                 for resolver in silent {
                     cx.mark(Mark::Retransmit);
-                    self.ask_resolver(cx, place, resolver);
+                    self.ask_resolver(cx, place, resolver, Vec::new());
                 }
             }
             Phase::Pushing => match (&batch.pushed, batch.version()) {

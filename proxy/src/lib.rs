@@ -16,7 +16,8 @@
 //! | `catalog` | the view of the stream names, and the gate that waits for it |
 //! | `batch` | Batching: what is gathered and when it closes; the batch and its phases |
 //! | `version` | Versioning: the pair of the sequencer |
-//! | `resolve` | Resolving: shares of the key space, verdicts |
+//! | `resolve` | Resolving: shares of the key space, verdicts, the judgement |
+//! | `settle` | what the resolvers are told of it |
 //! | `blocks`, `push` | Pushing: the bytes of the blocks; the log servers' durable versions |
 //! | `reply` | Replying: what each client hears, and what is given back |
 //! | `read_version` | rounds of proof |
@@ -44,6 +45,7 @@ mod push;
 mod read_version;
 mod reply;
 mod resolve;
+mod settle;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -62,6 +64,7 @@ use catalog::CatalogView;
 use door::Door;
 use push::LogServer;
 use read_version::ReadVersions;
+use settle::Settlements;
 
 /// Closes the batch that gathers, once everything that came in the same burst has been seen.
 const BATCH: Timer = Timer(0);
@@ -87,6 +90,9 @@ pub struct Proxy {
     /// Between version and reply, the oldest first; their numbers are dense.
     batches: VecDeque<Batch>,
     next_number: u64,
+    /// The version of the last batch that was judged; zero before the first.
+    judged: Version,
+    settlements: Settlements,
     /// The version of the last batch that was replied to; zero before the first.
     replied: Version,
     log_servers: Vec<LogServer>,
@@ -112,6 +118,8 @@ impl Proxy {
             gathering: Gathering::default(),
             batches: VecDeque::new(),
             next_number: 1,
+            judged: Version::ZERO,
+            settlements: Settlements::new(plan.resolvers.len()),
             replied: Version::ZERO,
             log_servers: plan
                 .log_servers
@@ -160,7 +168,7 @@ impl Proxy {
             Message::ReadVersionRequest(request) => self.handle_read_version(cx, from, request),
             _ if is_client => {}
             Message::VersionReply(reply) => self.handle_version_reply(cx, from, reply),
-            Message::Resolved(resolved) => self.handle_resolved(cx, from, resolved),
+            Message::Resolved(resolved) => self.handle_resolved(from, resolved),
             Message::Durable(durable) => self.handle_durable(cx, from, durable),
             Message::Confirmed(confirmed) => self.handle_confirmed(cx, from, confirmed),
             Message::Pulled(pulled) => self.handle_pulled(cx, from, pulled),
@@ -186,10 +194,12 @@ impl Proxy {
     /// Every step finds its work by itself and stops at the first batch that can't move.
     fn pump(&mut self, cx: &mut Cx<'_>) {
         self.release_gate(cx);
+        self.judge_ready(cx);
         self.resolve_ready(cx);
         self.push_ready(cx);
         self.reply_ready(cx);
         self.close_ready(cx);
+        self.settle_alone(cx);
         self.begin_round(cx);
     }
 
@@ -221,6 +231,8 @@ impl Proxy {
             self.known_committed
         );
         assert!(self.replied <= self.known_committed, "I3: replied to {}", self.replied);
+        assert!(self.replied <= self.judged, "{} <= judged {}", self.replied, self.judged);
+        self.settlements.check(self.judged);
         self.check_batches();
         self.check_door();
         self.check_reads();

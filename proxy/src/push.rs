@@ -19,7 +19,6 @@ use common::{Cx, Endpoint, NodeId, Offset, Payload, Plant, StreamId, Time, Versi
 use crate::Proxy;
 use crate::batch::{Pair, Phase};
 use crate::blocks::assemble;
-use crate::door::lane_broken;
 
 /// What the proxy knows of a log server.
 #[derive(Clone, Debug)]
@@ -86,7 +85,6 @@ impl Proxy {
             if is_held {
                 return;
             }
-            self.decide_lanes(cx, place);
             self.push(cx, place, pair);
         }
     }
@@ -95,23 +93,6 @@ impl Proxy {
     fn is_too_far_ahead(&self, cx: &Cx<'_>, pair: Pair) -> bool {
         pair.previous > self.known_committed
             && pair.version > self.known_committed.plus(cx.knobs.life_versions)
-    }
-
-    /// Whatever fails breaks its lane for all behind it, in this batch and in later ones.
-    fn decide_lanes(&mut self, cx: &mut Cx<'_>, place: usize) {
-        for index in 0..self.batches[place].transactions.len() {
-            let transaction = &self.batches[place].transactions[index];
-            let is_broken = self.is_lane_broken(transaction);
-            let (client, request) = (transaction.client, transaction.request.request);
-            let lane = transaction.request.lane;
-            let transaction = &mut self.batches[place].transactions[index];
-            if is_broken && transaction.failed.is_none() {
-                transaction.failed = Some(lane_broken());
-            }
-            if let (Some(order), true) = (lane, transaction.failed.is_some()) {
-                self.break_lane(cx, client, order, request);
-            }
-        }
     }
 
     fn push(&mut self, cx: &mut Cx<'_>, place: usize, pair: Pair) {

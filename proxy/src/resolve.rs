@@ -12,31 +12,40 @@
 //! if it reads nothing. In a report, the index behind the client's last range stands for the id; the keys of
 //! streams are left out.
 //!
-//! A resolver that found no conflict remembers the writes even when another one refused, or when the
-//! transaction falls with its lane: a false conflict at worst.
+//! Verdicts may come in any order, and batches are judged in that of their versions. Yes, if every resolver
+//! says yes, no earlier commit of the lane failed, and nothing conflicts that a resolver has left to the
+//! proxy: see `settle`.
 
-use common::message::{CommitOutcome, Resolve, ResolveTransaction, Resolved, Verdict};
+use common::message::{
+    CommitOutcome, EpochPlan, Resolve, ResolveTransaction, Resolved, Settlement, Verdict,
+};
 use common::transaction::{id_key, stream_id_key, stream_name_key};
 use common::{
-    Code, Cx, Endpoint, Gather, Gathered, KeyRange, Mark, Plant, Ranges, Refusal, Version,
+    Code, Cx, Endpoint, Gather, Gathered, KeyRange, Mark, OwnWrites, Plant, Ranges, Refusal,
+    Version,
 };
 
 use crate::Proxy;
 use crate::batch::{Pair, Phase, Transaction};
+use crate::door::lane_broken;
 
 /// A batch at the resolvers.
 #[derive(Clone, Debug)]
 pub(crate) struct Resolution {
-    verdicts: Gather<usize, Vec<Verdict>>,
+    answers: Gather<usize, Resolved>,
 }
 
 impl Resolution {
     pub(crate) fn has(&self, place: usize) -> bool {
-        self.verdicts.answered().any(|(answered, _)| answered == place)
+        self.answers.answered().any(|(answered, _)| answered == place)
     }
 
     pub(crate) fn silent(&self) -> impl Iterator<Item = usize> + '_ {
-        self.verdicts.silent()
+        self.answers.silent()
+    }
+
+    pub(crate) fn is_complete(&self) -> bool {
+        self.answers.is_enough()
     }
 }
 
@@ -58,39 +67,42 @@ impl Proxy {
         for transaction in &mut batch.transactions {
             refuse_future(cx, transaction, pair.version);
         }
-        let verdicts = Gather::new(0..resolver_count, resolver_count);
-        batch.resolution = Some(Resolution { verdicts });
+        let answers = Gather::new(0..resolver_count, resolver_count);
+        batch.resolution = Some(Resolution { answers });
         batch.enter(Phase::Resolving, cx.now);
         for resolver in 0..resolver_count {
-            self.ask_resolver(cx, place, resolver);
+            let settlements = self.settlements.unsent(resolver);
+            self.ask_resolver(cx, place, resolver, settlements);
         }
+        self.settlements.sent(cx.now);
     }
 
-    /// Asks one resolver; asked again, in the same words.
-    pub(crate) fn ask_resolver(&self, cx: &mut Cx<'_>, place: usize, resolver: usize) {
+    /// Asks one resolver; asked again, in the same words but for the settlements.
+    pub(crate) fn ask_resolver(
+        &self,
+        cx: &mut Cx<'_>,
+        place: usize,
+        resolver: usize,
+        settlements: Vec<Settlement>,
+    ) {
         let answered = self.answered_through(|batch| {
             batch.resolution.as_ref().is_some_and(|resolution| resolution.has(resolver))
         });
         let batch = &self.batches[place];
         let Pair { previous, version, .. } = batch.pair.expect("the batch has its version");
         assert!(answered < version, "{answered} is behind {version}");
-        let share = self.share(resolver);
+        let share = Share::of(&self.plan, resolver);
         let message = Resolve {
             previous_version: previous,
             version,
             answered,
+            settlements,
             transactions: batch.transactions.iter().map(|one| share.transaction(one)).collect(),
         };
         cx.send(self.plan.resolvers[resolver].resolver, self.plan.epoch, message);
     }
 
-    fn share(&self, resolver: usize) -> Share<'_> {
-        let shares = &self.plan.resolvers;
-        let end = shares.get(resolver + 1).map(|share| &share.begin[..]);
-        Share { begin: &shares[resolver].begin, end }
-    }
-
-    pub(crate) fn handle_resolved(&mut self, cx: &mut Cx<'_>, from: Endpoint, resolved: Resolved) {
+    pub(crate) fn handle_resolved(&mut self, from: Endpoint, resolved: Resolved) {
         let resolver = self.plan.resolvers.iter().position(|share| share.resolver == from);
         let (Some(resolver), Some(place)) = (resolver, self.batch_place(resolved.version)) else {
             return;
@@ -103,62 +115,126 @@ impl Proxy {
             resolved.version
         );
         let Some(resolution) = &mut batch.resolution else { return };
-        match resolution.verdicts.answer(resolver, resolved.verdicts) {
-            Gathered::Enough => self.judge(cx, place, resolved.version),
-            Gathered::Waiting | Gathered::Ignored => {}
+        match resolution.answers.answer(resolver, resolved) {
+            Gathered::Enough | Gathered::Waiting | Gathered::Ignored => {}
             Gathered::More => unreachable!("all are needed"),
         }
     }
 
-    fn judge(&mut self, cx: &Cx<'_>, place: usize, version: Version) {
-        let count = self.batches[place].transactions.len();
-        let heard = if cx.planted(Plant::FirstVerdict) { 1 } else { usize::MAX };
-        let failed: Vec<_> =
-            (0..count).map(|index| self.combine(place, index, version, heard)).collect();
-        let batch = &mut self.batches[place];
-        for (transaction, failed) in batch.transactions.iter_mut().zip(failed) {
-            // What was refused before it was resolved keeps its reason.
-            transaction.failed = transaction.failed.take().or(failed);
+    /// Judges the batches that have all verdicts, strictly in the order of their versions.
+    pub(crate) fn judge_ready(&mut self, cx: &mut Cx<'_>) {
+        for place in 0..self.batches.len() {
+            let batch = &self.batches[place];
+            let is_complete = batch.resolution.as_ref().is_some_and(Resolution::is_complete);
+            match (batch.phase, batch.pair) {
+                (Phase::Pushing | Phase::Replying, _) => {}
+                (Phase::Resolving, Some(pair)) if is_complete => {
+                    self.judge(cx, place, pair.version)
+                }
+                _ => return,
+            }
         }
-        batch.enter(Phase::Pushing, cx.now);
     }
 
-    /// Yes iff all say yes. Too old counts before a conflict, as it does on a single resolver.
-    fn combine(
-        &self,
-        place: usize,
-        index: usize,
-        version: Version,
-        heard: usize,
-    ) -> Option<CommitOutcome> {
-        let batch = &self.batches[place];
-        let transaction = &batch.transactions[index];
-        let resolution = batch.resolution.as_ref().expect("the batch has been resolved");
-        let (mut is_conflict, mut ranges) = (false, Vec::new());
-        for (resolver, verdicts) in resolution.verdicts.answered().take(heard) {
-            match &verdicts[index] {
-                Verdict::Committed => {}
-                Verdict::TooOld => return Some(CommitOutcome::TooOld { version }),
-                Verdict::Conflict { ranges: local } => {
-                    is_conflict = true;
-                    if !local.is_empty() {
-                        let indexes = self.share(resolver).read_indexes(transaction);
-                        ranges.extend(local.iter().filter_map(|read| indexes.get(*read as usize)));
-                    }
+    /// The last word on each transaction of a batch, in their order: what commits can refuse those behind
+    /// it, and whatever fails breaks its lane for all behind it, in this batch and in later ones.
+    fn judge(&mut self, cx: &mut Cx<'_>, place: usize, version: Version) {
+        assert!(self.judged < version, "{version} is judged after {}", self.judged);
+        self.judged = version;
+        let resolution =
+            self.batches[place].resolution.take().expect("the batch has been resolved");
+        let is_open = self.settlements.are_needed();
+        if is_open {
+            self.settlements.own.begin(version);
+        }
+        for index in 0..self.batches[place].transactions.len() {
+            let transaction = &self.batches[place].transactions[index];
+            // What was refused before it was resolved keeps its reason.
+            let mut failed = transaction.failed.clone();
+            if failed.is_none() {
+                let own = &mut self.settlements.own;
+                failed = combine(cx, &self.plan, &resolution, (transaction, index), own, version);
+            }
+            if failed.is_none() && self.is_lane_broken(transaction) {
+                failed = Some(lane_broken());
+            }
+            if failed.is_none() && is_open {
+                let writes = with_keys(&transaction.request.writes, &system_keys(transaction));
+                self.settlements.own.commit(writes);
+            }
+            let (client, request) = (transaction.client, transaction.request.request);
+            if let (Some(order), true) = (transaction.request.lane, failed.is_some()) {
+                self.break_lane(cx, client, order, request);
+            }
+            self.batches[place].transactions[index].failed = failed;
+        }
+        let batch = &mut self.batches[place];
+        let commits = batch.transactions.iter().map(|transaction| transaction.failed.is_none());
+        let settled = resolution.answers.answered().map(|(_, resolved)| resolved.settled);
+        self.settlements.take(version, commits, settled, cx.now);
+        batch.resolution = Some(resolution);
+        batch.enter(Phase::Pushing, cx.now);
+    }
+}
+
+/// Yes iff all say yes. Too old counts before a conflict, as it does on a single resolver.
+fn combine(
+    cx: &mut Cx<'_>,
+    plan: &EpochPlan,
+    resolution: &Resolution,
+    (transaction, index): (&Transaction, usize),
+    own: &mut OwnWrites,
+    version: Version,
+) -> Option<CommitOutcome> {
+    let heard = if cx.planted(Plant::FirstVerdict) { 1 } else { usize::MAX };
+    let request = &transaction.request;
+    let (mut is_conflict, mut is_left, mut ranges) = (false, false, Vec::new());
+    for (resolver, resolved) in resolution.answers.answered().take(heard) {
+        match &resolved.verdicts[index] {
+            Verdict::Committed => {}
+            Verdict::Yours => is_left = true,
+            Verdict::TooOld => return Some(CommitOutcome::TooOld { version }),
+            Verdict::Conflict { ranges: local } => {
+                is_conflict = true;
+                if !local.is_empty() {
+                    let indexes = Share::of(plan, resolver).read_indexes(transaction);
+                    ranges.extend(local.iter().filter_map(|read| indexes.get(*read as usize)));
                 }
             }
         }
-        if !is_conflict {
-            return None;
-        }
-        let request = &transaction.request;
-        let named = request.reads.len() + usize::from(request.id.is_some());
-        ranges.retain(|range| (*range as usize) < named);
-        // A range over several shares is named once.
-        ranges.sort_unstable();
-        ranges.dedup();
-        Some(CommitOutcome::Conflict { version, ranges })
     }
+    // A report names all, also what a resolver with a conflict of its own left out.
+    let wants_own = is_left || (is_conflict && request.report_conflicts);
+    if wants_own && !cx.planted(Plant::OwnIgnored) {
+        let met = own_conflicts(transaction, own);
+        if is_left {
+            cx.mark(if met.is_empty() { Mark::OwnConflictVoid } else { Mark::OwnConflict });
+        }
+        is_conflict |= !met.is_empty();
+        if request.report_conflicts {
+            ranges.extend(met);
+        }
+    }
+    if !is_conflict {
+        return None;
+    }
+    let named = request.reads.len() + usize::from(request.id.is_some());
+    ranges.retain(|range| (*range as usize) < named);
+    // A range over several shares is named once.
+    ranges.sort_unstable();
+    ranges.dedup();
+    Some(CommitOutcome::Conflict { version, ranges })
+}
+
+/// The reads that meet what this proxy knows to have committed, before its resolvers do.
+fn own_conflicts(transaction: &Transaction, own: &mut OwnWrites) -> Vec<u32> {
+    if own.is_empty() {
+        return Vec::new();
+    }
+    let request = &transaction.request;
+    let reads = with_keys(&request.reads, &system_keys(transaction));
+    let met = (0..).zip(reads.iter()).filter(|(_, read)| own.meets(*read, request.read_version));
+    met.map(|(index, _)| index).collect()
 }
 
 /// A read version that the batch's own version is not above has never been handed out.
@@ -182,19 +258,34 @@ struct Share<'a> {
     end: Option<&'a [u8]>,
 }
 
-impl Share<'_> {
+impl<'a> Share<'a> {
+    fn of(plan: &'a EpochPlan, resolver: usize) -> Self {
+        let shares = &plan.resolvers;
+        let end = shares.get(resolver + 1).map(|share| &share.begin[..]);
+        Self { begin: &shares[resolver].begin, end }
+    }
+
+    /// Whether nobody else has a part of a transaction, or all of it is here.
+    fn is_final(self, transaction: &Transaction, pieces: [(&Ranges, &Ranges); 2]) -> bool {
+        let is_alone = self.begin.is_empty() && self.end.is_none();
+        is_alone
+            || (transaction.request.lane.is_none() && pieces.iter().all(|(all, mine)| all == mine))
+    }
+
     /// What the resolver sees of a transaction. One that has failed already has no ranges, only a place in
     /// the batch.
     fn transaction(self, transaction: &Transaction) -> ResolveTransaction {
         let request = &transaction.request;
         let (mut reads, mut writes) = (Ranges::default(), Ranges::default());
+        let mut is_final = true;
         if transaction.failed.is_none() {
             let keys = system_keys(transaction);
-            reads = self.clip(&with_keys(&request.reads, &keys)).0;
-            writes = self.clip(&with_keys(&request.writes, &keys)).0;
+            let all = [&request.reads, &request.writes].map(|ranges| with_keys(ranges, &keys));
+            (reads, writes) = (self.clip(&all[0]).0, self.clip(&all[1]).0);
+            is_final = self.is_final(transaction, [(&all[0], &reads), (&all[1], &writes)]);
         }
         let (read_version, report_conflicts) = (request.read_version, request.report_conflicts);
-        ResolveTransaction { read_version, reads, writes, report_conflicts }
+        ResolveTransaction { read_version, reads, writes, report_conflicts, is_final }
     }
 
     /// For each read that the resolver sees, its place among all reads.

@@ -31,6 +31,8 @@ pub struct ProxyStatus {
     pub catalog_through: Version,
     /// Batches in flight, the oldest first.
     pub batches: Vec<BatchStatus>,
+    /// Settlements that a resolver has not confirmed.
+    pub unconfirmed_count: usize,
     /// Known durable on all log servers.
     pub known_committed: Version,
     /// The log servers.
@@ -88,6 +90,7 @@ impl Proxy {
             catalog_waiting_count: self.catalog.waiting().count(),
             catalog_through: self.catalog.through,
             batches: self.batches.iter().map(|batch| self.batch_status(batch)).collect(),
+            unconfirmed_count: self.settlements.len(),
             known_committed: self.known_committed,
             log_servers: servers
                 .map(|server| LogServerStatus {
@@ -121,7 +124,10 @@ impl Proxy {
                 let resolution = batch.resolution.iter();
                 let silent: Vec<usize> =
                     resolution.flat_map(|resolution| resolution.silent()).collect();
-                format!("resolvers {silent:?}")
+                match silent.is_empty() {
+                    true => "the verdicts of an earlier batch".to_owned(),
+                    false => format!("resolvers {silent:?}"),
+                }
             }
             Phase::Pushing => match (&batch.pushed, batch.version()) {
                 (Some(pushed), Some(version)) => {

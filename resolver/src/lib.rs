@@ -3,4 +3,5 @@
 
 pub mod conflict;
 pub mod role;
+pub mod settle;
 pub mod workload;

@@ -3,7 +3,7 @@
 //! ```text
 //! client  --Commit, ReadVersion--> proxy      --CommitReply, ReadVersionReply--> client
 //! proxy   --VersionRequest--> sequencer       --VersionReply--> proxy
-//! proxy   --Resolve--> resolver               --Resolved--> proxy
+//! proxy   --Resolve, Settle--> resolver       --Resolved--> proxy
 //! proxy   --Push, Announce, Confirm--> log    --Durable, Confirmed--> proxy
 //! client  --Pull, Trim, Describe, FindId--> log --Pulled, Trimmed, Described, IdFound--> client
 //! leader  --Beat, HandOver--> candidate
@@ -28,7 +28,7 @@ pub use client::{
 };
 pub use pipeline::{
     Announce, Confirm, Confirmed, Durable, LogState, Push, PushAck, PushBlock, Resolve,
-    ResolveTransaction, Resolved, Verdict, VersionReply, VersionRequest,
+    ResolveTransaction, Resolved, Settle, Settlement, Verdict, VersionReply, VersionRequest,
 };
 pub use recovery::{
     Beat, EpochPlan, HandOver, Hello, Lock, Locked, NodeHello, Recruit, Recruited, ResolverShare,
@@ -138,8 +138,10 @@ messages! {
     4 ReadVersionReply Commit,
     10 VersionRequest Control,
     11 VersionReply Control,
-    20 Resolve Commit,
-    21 Resolved Commit,
+    // 20 and 21 were these two before there were settlements.
+    22 Resolve Commit,
+    23 Resolved Commit,
+    24 Settle Commit,
     30 Push Commit,
     31 Durable Commit,
     32 Announce Control,

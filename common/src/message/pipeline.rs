@@ -38,6 +38,38 @@ pub struct ResolveTransaction {
     pub writes: Ranges,
     /// Whether to name the conflicting read ranges.
     pub report_conflicts: bool,
+    /// This resolver has the last word: no other one is asked for it, and it is in no lane. So it needs no
+    /// settlement.
+    pub is_final: bool,
+}
+
+/// What became of a batch: the word of the proxy, which alone has heard all resolvers.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
+pub struct Settlement {
+    /// The batch's version.
+    pub version: Version,
+    /// A bit for each transaction, the lowest of each byte first: whether it commits.
+    pub committed: Vec<u8>,
+}
+
+impl Settlement {
+    /// What became of the transactions of a batch, in its order.
+    pub fn new(version: Version, committed: impl IntoIterator<Item = bool>) -> Self {
+        let mut bits = Vec::new();
+        for (index, committed) in committed.into_iter().enumerate() {
+            if index % 8 == 0 {
+                bits.push(0);
+            }
+            bits[index / 8] |= u8::from(committed) << (index % 8);
+        }
+        Self { version, committed: bits }
+    }
+
+    /// Whether a transaction commits; one that is not in the batch does not.
+    #[must_use]
+    pub fn has(&self, index: usize) -> bool {
+        self.committed.get(index / 8).is_some_and(|bits| bits & (1 << (index % 8)) != 0)
+    }
 }
 
 /// Proxy to resolver: decide this batch. Sent to every resolver for every version.
@@ -49,6 +81,8 @@ pub struct Resolve {
     pub version: Version,
     /// The proxy has this resolver's replies up to this version of its own (I15).
     pub answered: Version,
+    /// What became of earlier batches of this proxy, as far as it has not been sent yet; versions ascend.
+    pub settlements: Vec<Settlement>,
     /// The batch in its order.
     pub transactions: Vec<ResolveTransaction>,
 }
@@ -66,6 +100,9 @@ pub enum Verdict {
     },
     /// The read version left the window.
     TooOld,
+    /// No conflict with what is known here to have committed; but a read met a write of the asking proxy that
+    /// is not settled here, of this batch or an earlier one. The proxy knows what became of that.
+    Yours,
 }
 
 /// Resolver to proxy: the verdicts, in the order of the batch.
@@ -73,8 +110,20 @@ pub enum Verdict {
 pub struct Resolved {
     /// The batch's version.
     pub version: Version,
+    /// When this was decided, the resolver knew what had become of all batches of this proxy up to here,
+    /// inclusive, so it needs no settlement of them, and left nothing of them to the proxy. This batch's own
+    /// version if it needs none either.
+    pub settled: Version,
     /// One for each transaction.
     pub verdicts: Vec<Verdict>,
+}
+
+/// Proxy to resolver: what became of these batches. One way; what [`Resolved::settled`] does not confirm is
+/// sent again.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
+pub struct Settle {
+    /// In the order of their versions.
+    pub settlements: Vec<Settlement>,
 }
 
 /// A block in a push. Bodies follow each other in the payload.
@@ -177,6 +226,7 @@ impl Body for VersionRequest {}
 impl Body for VersionReply {}
 impl Body for Resolve {}
 impl Body for Resolved {}
+impl Body for Settle {}
 impl Body for Durable {}
 impl Body for Announce {}
 impl Body for Confirm {}

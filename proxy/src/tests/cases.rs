@@ -555,6 +555,7 @@ fn other_epochs_and_strangers_are_ignored() {
         previous_version: RV,
         version: RTV,
         answered: Version::ZERO,
+        settlements: vec![],
         transactions: vec![],
     };
     let reply = common::message::VersionReply {

@@ -92,6 +92,7 @@ impl Pair {
             Verdict::Committed => 'C',
             Verdict::Conflict { .. } => 'X',
             Verdict::TooOld => 'T',
+            Verdict::Yours => unreachable!("a set knows no proxies"),
         };
         self.decide(version, batch).verdicts.iter().map(letter).collect()
     }
@@ -548,6 +549,7 @@ impl Tally {
                 Verdict::Committed => self.committed += 1,
                 Verdict::Conflict { .. } => self.conflicts += 1,
                 Verdict::TooOld => self.too_old += 1,
+                Verdict::Yours => unreachable!("a set knows no proxies"),
             }
         }
     }

@@ -8,7 +8,10 @@
 //!
 //! | in | out |
 //! |---|---|
-//! | `Resolve {previous, version, answered, transactions}` | `Resolved {version, verdicts}` to the asker |
+//! | `Resolve {previous, version, answered, settlements, transactions}` | `Resolved {version, settled, verdicts}` to the asker |
+//! | `Settle {settlements}` | nothing |
+//!
+//! What becomes of a batch at other resolvers, and what waits for it, is told in [`crate::settle`].
 //!
 //! # Invariants
 //! - I1, I2: the chain begins at RV; a batch is decided and the chain is moved in one step.
@@ -16,6 +19,7 @@
 //!   set begins empty, which is safe since RTV - RV > 2 LIFE.
 //! - I15: verdicts are kept for their proxy until it says that it has them; the same batch gets the same
 //!   verdicts. A batch that is unknown and behind the chain has been answered: it is never answered again.
+//! - Settlements are taken when they come, also those of a batch that is dropped or was decided before.
 //!
 //! What is too much to wait is dropped; the proxy sends it again. When the set outgrows its memory, the
 //! window becomes shorter than LIFE: old reads are refused as too old, nothing is decided wrongly.
@@ -25,12 +29,15 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use common::message::{EpochPlan, Resolve, ResolveTransaction, Resolved, Verdict};
+use common::message::{
+    EpochPlan, Resolve, ResolveTransaction, Resolved, Settle, Settlement, Verdict,
+};
 use common::{
     Cx, Endpoint, Epoch, Event, Mark, Message, Note, Offer, Ordered, Plant, Ranges, Role, Version,
 };
 
-use crate::conflict::{Candidate, ConflictSet, Decided};
+use crate::conflict::Decided;
+use crate::settle::{Ruling, Settled, Settling, Slips, Wait, Why};
 
 /// Batches that wait, at most, whatever the knob `resolves_waiting_max` says.
 const WAITING_MAX: usize = 1 << 16;
@@ -51,7 +58,7 @@ pub struct Resolver {
     index: u8,
     recovery_version: Version,
     chain: Ordered<Waiting>,
-    set: ConflictSet,
+    settling: Settling,
     /// Verdicts that a proxy may ask for again, by version (I15).
     replies: BTreeMap<Endpoint, BTreeMap<Version, Resolved>>,
     is_under_pressure: bool,
@@ -65,8 +72,14 @@ pub struct ResolverStatus {
     pub epoch: Epoch,
     /// The last version that was decided; what waits, waits for its successor.
     pub version: Version,
-    /// Batches that wait for their predecessor.
+    /// Batches that wait for their predecessor, and the one that is held.
     pub waiting_count: usize,
+    /// The batch that has its turn, and what it waits for.
+    pub held: Option<(Version, Wait)>,
+    /// Batches that have an open one among them or in front of them.
+    pub unsettled_count: usize,
+    /// About what their writes take.
+    pub unsettled_bytes: usize,
     /// Batches that were dropped because too many waited.
     pub overflow_count: u64,
     /// Read versions below it are too old.
@@ -93,7 +106,7 @@ impl Resolver {
             index,
             recovery_version: plan.recovery_version,
             chain: Ordered::new(plan.recovery_version, WAITING_MAX),
-            set: ConflictSet::new(plan.recovery_version),
+            settling: Settling::new(plan.recovery_version),
             replies: plan.proxies.iter().map(|proxy| (*proxy, BTreeMap::new())).collect(),
             is_under_pressure: false,
             overflow_count: 0,
@@ -105,17 +118,20 @@ impl Resolver {
         assert_eq!(cx.me.role, Role::Resolver(self.index), "{:?} begins another's role", cx.me);
     }
 
-    /// Takes one event. Everything but a batch of this epoch is ignored.
+    /// Takes one event. Everything but a batch or settlements of this epoch is ignored.
     pub fn step(&mut self, cx: &mut Cx<'_>, event: Event) {
-        if let Event::Message { from, epoch, message: Message::Resolve(resolve) } = event
-            && epoch == self.epoch
-        {
-            self.handle_resolve(cx, from, resolve);
+        match event {
+            Event::Message { from, epoch, message } if epoch == self.epoch => match message {
+                Message::Resolve(resolve) => self.handle_resolve(cx, from, resolve),
+                Message::Settle(settle) => self.handle_settle(cx, from, &settle),
+                _ => {}
+            },
+            _ => {}
         }
     }
 
     fn handle_resolve(&mut self, cx: &mut Cx<'_>, from: Endpoint, resolve: Resolve) {
-        let Resolve { previous_version, version, answered, transactions } = resolve;
+        let Resolve { previous_version, version, answered, settlements, transactions } = resolve;
         assert!(
             answered < version,
             "{from:?} has verdicts up to {answered} and asks for {version}"
@@ -123,8 +139,34 @@ impl Resolver {
         // A proxy of another incarnation has no place in this chain.
         let Some(replies) = self.replies.get_mut(&from) else { return };
         *replies = replies.split_off(&answered.plus(1));
+        self.settle(cx, from, &settlements);
+        self.offer(cx, (previous_version, version), Waiting { from, transactions });
+        self.decide_ready(cx);
+    }
 
-        let mut previous_version = previous_version;
+    fn handle_settle(&mut self, cx: &mut Cx<'_>, from: Endpoint, settle: &Settle) {
+        if self.replies.contains_key(&from) {
+            self.settle(cx, from, &settle.settlements);
+            self.decide_ready(cx);
+        }
+    }
+
+    /// Takes what became of batches of `from`; what waits for that can be decided next.
+    fn settle(&mut self, cx: &mut Cx<'_>, from: Endpoint, settlements: &[Settlement]) {
+        let slips = slips(cx);
+        for settlement in settlements {
+            let (version, at) = (settlement.version, self.chain.at());
+            assert!(version <= at, "{from:?} settles {version}, decided is {at}");
+            match self.settling.settle(from, settlement, slips) {
+                Settled::Taken => {}
+                Settled::Early => cx.mark(Mark::SettledEarly),
+                Settled::Again => cx.mark(Mark::SettlementAgain),
+            }
+        }
+    }
+
+    fn offer(&mut self, cx: &mut Cx<'_>, pair: (Version, Version), waiting: Waiting) {
+        let (mut previous_version, version) = pair;
         if cx.planted(Plant::ResolveOutOfOrder) && version > self.chain.at() {
             previous_version = self.chain.at();
         }
@@ -137,8 +179,9 @@ impl Resolver {
             self.overflow_count += 1;
             return;
         }
-        match self.chain.offer(previous_version, version, Waiting { from, transactions }) {
-            Offer::Next => self.decide_ready(cx),
+        let from = waiting.from;
+        match self.chain.offer(previous_version, version, waiting) {
+            Offer::Next => {}
             Offer::Early => cx.mark(Mark::ResolveEarly),
             Offer::Again => self.answer_again(cx, from, version),
             Offer::Overflow => self.overflow_count += 1,
@@ -154,83 +197,95 @@ impl Resolver {
         }
     }
 
-    /// Decides what has its turn: as much as waits, at most.
+    /// Decides what has its turn, until one must wait for a settlement: as much as waits, at most.
     fn decide_ready(&mut self, cx: &mut Cx<'_>) {
-        while let Some((previous, version, waiting)) = self.chain.take_next() {
-            let decided = self.decide(cx, version, &waiting.transactions);
+        while let Some((asker, decided)) = self.decide_next(cx) {
+            let (previous, version, _) = self.chain.take_next().expect("it has just been decided");
             let count = |of: fn(&Verdict) -> bool| {
                 u32::try_from(decided.verdicts.iter().filter(|verdict| of(verdict)).count())
                     .expect("a batch has at most 65,535 transactions")
             };
-            let committed = count(|verdict| *verdict == Verdict::Committed);
-            let refused = count(|verdict| *verdict != Verdict::Committed);
+            let committed = count(|one| matches!(one, Verdict::Committed | Verdict::Yours));
+            let refused = count(|one| matches!(one, Verdict::Conflict { .. } | Verdict::TooOld));
             cx.note(Note::Decided { epoch: self.epoch, previous, version, committed, refused });
             if decided.verdicts.contains(&Verdict::TooOld) {
                 cx.mark(Mark::ResolveTooOld);
             }
+            if decided.verdicts.contains(&Verdict::Yours) {
+                cx.mark(Mark::LeftToProxy);
+            }
             if decided.in_batch_conflicts > 0 {
                 cx.mark(Mark::ConflictInBatch);
             }
-            let reply = Resolved { version, verdicts: decided.verdicts };
-            let replies = self.replies.get_mut(&waiting.from).expect("only proxies' batches wait");
+            let settled = self.settling.settled(asker, version);
+            let reply = Resolved { version, settled, verdicts: decided.verdicts };
+            let replies = self.replies.get_mut(&asker).expect("only proxies' batches wait");
             replies.insert(version, reply.clone());
-            cx.send(waiting.from, self.epoch, reply);
+            cx.send(asker, self.epoch, reply);
         }
     }
 
-    /// The window that holds at `version`, then the verdicts, then a bounded step of eviction.
-    fn decide(
-        &mut self,
-        cx: &mut Cx<'_>,
-        version: Version,
-        transactions: &[ResolveTransaction],
-    ) -> Decided {
-        let oldest = version.minus_saturating(cx.knobs.life_versions).max(self.recovery_version);
-        self.set.advance_oldest(oldest);
-        let memory_max = usize::try_from(cx.knobs.conflict_set_bytes_max).unwrap_or(usize::MAX);
-        self.is_under_pressure = self.set.memory_bytes() > memory_max;
-        if self.is_under_pressure {
-            let window = version.since(self.set.oldest());
-            self.set.advance_oldest(self.set.oldest().plus(window / 2));
+    /// The window that holds at the next version, then the verdicts, then a bounded step of eviction.
+    /// Nothing if the next batch is not there or must wait.
+    fn decide_next(&mut self, cx: &mut Cx<'_>) -> Option<(Endpoint, Decided)> {
+        let (version, waiting) = self.chain.peek_next_mut()?;
+        let transactions = &mut waiting.transactions;
+        let was_held = self.settling.held();
+        if was_held.is_none() {
+            // Once for each batch, however often it is offered.
+            let oldest = version.minus_saturating(cx.knobs.life_versions);
+            self.settling.advance_oldest(oldest.max(self.recovery_version));
+            let memory_max = usize::try_from(cx.knobs.conflict_set_bytes_max).unwrap_or(usize::MAX);
+            self.is_under_pressure = self.settling.memory_bytes() > memory_max;
+            let oldest = self.settling.set().oldest();
+            if self.is_under_pressure {
+                self.settling.advance_oldest(oldest.plus(version.since(oldest) / 2));
+            }
+            slip(cx, transactions, oldest);
         }
-        assert!(self.set.oldest() < version, "I5: oldest {} at {version}", self.set.oldest());
-
-        let (nothing, oldest) = (Ranges::default(), self.set.oldest());
-        let mut slips = |plant| cx.planted(plant) && cx.rng.chance(1, 20);
-        let slips: Vec<[bool; 2]> = transactions
-            .iter()
-            .map(|_| [slips(Plant::SkipReads), slips(Plant::ForgetWrites)])
-            .collect();
-        let ignores_too_old = cx.planted(Plant::IgnoreTooOld);
-        let candidates: Vec<Candidate<'_>> = transactions
-            .iter()
-            .zip(&slips)
-            .map(|(transaction, [skips_reads, forgets_writes])| Candidate {
-                read_version: if ignores_too_old {
-                    transaction.read_version.max(oldest)
-                } else {
-                    transaction.read_version
-                },
-                reads: if *skips_reads { &nothing } else { &transaction.reads },
-                writes: if *forgets_writes { &nothing } else { &transaction.writes },
-                report_conflicts: transaction.report_conflicts,
-            })
-            .collect();
-        let decided = self.set.decide(version, &candidates);
+        let oldest = self.settling.set().oldest();
+        assert!(oldest < version, "I5: oldest {oldest} at {version}");
+        let bytes_max = cx.knobs.unsettled_bytes_max;
+        let asker = waiting.from;
+        let decided = match self.settling.decide(version, asker, transactions, bytes_max, slips(cx))
+        {
+            Ruling::Decided(decided) => decided,
+            Ruling::Held(wait) => {
+                if was_held.is_none_or(|(_, before)| before != wait) {
+                    cx.mark(match wait.why {
+                        Why::Reads => Mark::ResolveHeld,
+                        Why::Full => Mark::UnsettledFull,
+                    });
+                }
+                return None;
+            }
+        };
         let entries = if self.is_under_pressure {
             EVICTION_ENTRIES_UNDER_PRESSURE
         } else {
             cx.knobs.eviction_entries as usize
         };
-        self.set.evict(entries);
-        decided
+        self.settling.evict(entries);
+        Some((asker, decided))
     }
 
-    /// RV <= the chain's end; RV <= oldest <= the chain's end; what is kept was decided; what waits is ahead.
+    /// RV <= the chain's end; RV <= oldest <= the version that was decided last, or is held; what is kept was
+    /// decided; what waits is ahead, and waits for what is behind.
     pub fn check(&self) {
         self.chain.check();
-        let (rv, oldest, at) = (self.recovery_version, self.set.oldest(), self.chain.at());
-        assert!(rv <= oldest && oldest <= at, "I5: RV {rv}, oldest {oldest}, chain at {at}");
+        self.settling.check();
+        let (rv, oldest, at) =
+            (self.recovery_version, self.settling.set().oldest(), self.chain.at());
+        let held = self.settling.held();
+        let offered = held.map_or(at, |(version, _)| version);
+        assert!(
+            rv <= at && rv <= oldest && oldest <= offered,
+            "I5: RV {rv}, oldest {oldest}, chain at {at}, offered {offered}"
+        );
+        assert!(at <= offered, "{offered} is held behind the chain at {at}");
+        if let Some((version, wait)) = held {
+            assert!(wait.version <= at, "{version} waits for {}, chain at {at}", wait.version);
+        }
         for (proxy, replies) in &self.replies {
             let last = replies.last_key_value().map(|(last, _)| *last);
             assert!(last.is_none_or(|last| last <= at), "{proxy:?} was told {last:?} at {at}");
@@ -245,11 +300,38 @@ impl Resolver {
             version: self.chain.at(),
             waiting_count: self.chain.waiting_count(),
             overflow_count: self.overflow_count,
-            oldest: self.set.oldest(),
-            entry_count: self.set.len(),
-            memory_bytes: self.set.memory_bytes(),
+            held: self.settling.held(),
+            unsettled_count: self.settling.unsettled_count(),
+            unsettled_bytes: self.settling.unsettled_bytes(),
+            oldest: self.settling.set().oldest(),
+            entry_count: self.settling.set().len(),
+            memory_bytes: self.settling.memory_bytes(),
             is_under_pressure: self.is_under_pressure,
             reply_count: self.replies.values().map(BTreeMap::len).sum(),
+        }
+    }
+}
+
+/// The mistakes of settling that are planted.
+fn slips(cx: &mut Cx<'_>) -> Slips {
+    Slips {
+        decides_unsettled: cx.planted(Plant::DecideUnsettled),
+        keeps_aborted: cx.planted(Plant::KeepAborted),
+        settles_next: cx.planted(Plant::SettleWrongBatch) && cx.rng.chance(1, 4),
+    }
+}
+
+/// The planted mistakes with what a batch reads and writes.
+fn slip(cx: &mut Cx<'_>, transactions: &mut [ResolveTransaction], oldest: Version) {
+    for transaction in transactions {
+        if cx.planted(Plant::SkipReads) && cx.rng.chance(1, 20) {
+            transaction.reads = Ranges::default();
+        }
+        if cx.planted(Plant::ForgetWrites) && cx.rng.chance(1, 20) {
+            transaction.writes = Ranges::default();
+        }
+        if cx.planted(Plant::IgnoreTooOld) {
+            transaction.read_version = transaction.read_version.max(oldest);
         }
     }
 }

@@ -60,6 +60,23 @@ impl World {
         from: Endpoint,
         resolve: Resolve,
     ) -> Vec<(Endpoint, Resolved)> {
+        self.tell(epoch, from, resolve)
+    }
+
+    fn settle(
+        &mut self,
+        from: Endpoint,
+        settlements: Vec<Settlement>,
+    ) -> Vec<(Endpoint, Resolved)> {
+        self.tell(Epoch(3), from, Settle { settlements })
+    }
+
+    fn tell(
+        &mut self,
+        epoch: Epoch,
+        from: Endpoint,
+        message: impl Into<Message>,
+    ) -> Vec<(Endpoint, Resolved)> {
         let mut out = Vec::new();
         let mut cx = Cx {
             now: Time::ZERO,
@@ -69,7 +86,7 @@ impl World {
             me: endpoint(1, Role::Resolver(0)),
             out: &mut out,
         };
-        let message = resolve.into();
+        let message = message.into();
         self.resolver.step(&mut cx, Event::Message { from, epoch, message });
         self.resolver.check();
         let mut replies = Vec::new();
@@ -95,11 +112,17 @@ fn points(keys: &[&str]) -> Ranges {
 
 fn transaction(read_version: Version, reads: &[&str], writes: &[&str]) -> ResolveTransaction {
     let (reads, writes) = (points(reads), points(writes));
-    ResolveTransaction { read_version, reads, writes, report_conflicts: true }
+    ResolveTransaction { read_version, reads, writes, report_conflicts: true, is_final: true }
 }
 
 fn batch(previous: Version, version: Version, transactions: Vec<ResolveTransaction>) -> Resolve {
-    Resolve { previous_version: previous, version, answered: Version::ZERO, transactions }
+    let (answered, settlements) = (Version::ZERO, vec![]);
+    Resolve { previous_version: previous, version, answered, settlements, transactions }
+}
+
+/// An answer when nothing is open.
+fn resolved(version: Version, verdicts: Vec<Verdict>) -> Resolved {
+    Resolved { version, settled: version, verdicts }
 }
 
 #[test]
@@ -115,9 +138,9 @@ fn verdicts_come_in_chain_order_to_the_proxy_that_asked() {
     assert_eq!(
         replies,
         [
-            (proxy(0), Resolved { version: RTV, verdicts: vec![] }),
-            (proxy(1), Resolved { version: second, verdicts: vec![Verdict::Committed] }),
-            (proxy(0), Resolved { version: third, verdicts: vec![conflict] }),
+            (proxy(0), resolved(RTV, vec![])),
+            (proxy(1), resolved(second, vec![Verdict::Committed])),
+            (proxy(0), resolved(third, vec![conflict])),
         ]
     );
     assert!(world.marks.contains(&Mark::ResolveEarly));
@@ -162,6 +185,74 @@ fn verdicts_are_repeated_until_they_are_answered() {
     assert!(
         world.marks.contains(&Mark::ResolveAgain) && world.marks.contains(&Mark::ConflictInBatch)
     );
+}
+
+/// One that another resolver is asked for as well.
+fn shared(read_version: Version, reads: &[&str], writes: &[&str]) -> ResolveTransaction {
+    ResolveTransaction { is_final: false, ..transaction(read_version, reads, writes) }
+}
+
+fn settlement(version: Version, commits: bool) -> Settlement {
+    Settlement::new(version, [commits])
+}
+
+/// Two batches: proxy 0 writes `k`, proxy 1 reads it. The second one is held.
+fn held(knobs: Knobs) -> (World, Version) {
+    let mut world = World::new(knobs);
+    let open = batch(RV, RTV, vec![shared(RTV, &[], &["k"])]);
+    let told = world.resolve(proxy(0), open);
+    assert_eq!(
+        told[0].1,
+        Resolved { settled: RTV.minus_saturating(1), ..resolved(RTV, vec![Verdict::Committed]) }
+    );
+    let reader = RTV.plus(10);
+    let read = batch(RTV, reader, vec![shared(RTV.minus_saturating(1), &["k"], &[])]);
+    assert_eq!(world.resolve(proxy(1), read), []);
+    (world, reader)
+}
+
+#[test]
+fn a_held_batch_is_named_and_goes_on_when_it_is_settled() {
+    let (mut world, reader) = held(Knobs::default());
+    assert!(world.marks.contains(&Mark::ResolveHeld));
+    let status = world.resolver.status();
+    let (version, wait) = status.held.expect("it is held");
+    assert_eq!((version, status.version, status.waiting_count), (reader, RTV, 1));
+    assert!(wait.to_string().contains(&RTV.to_string()), "{wait}");
+    // What comes behind it waits as well, and its repetition gets nothing.
+    let behind = batch(reader, reader.plus(1), vec![shared(RTV, &["x"], &[])]);
+    assert_eq!(world.resolve(proxy(0), behind), []);
+    let again = batch(RTV, reader, vec![shared(RTV.minus_saturating(1), &["k"], &[])]);
+    assert_eq!(world.resolve(proxy(1), again), []);
+    // The word of another proxy, or in another epoch, is not heard.
+    assert_eq!(world.settle(proxy(7), vec![settlement(RTV, true)]), []);
+    assert_eq!(
+        world.tell(Epoch(2), proxy(0), Settle { settlements: vec![settlement(RTV, true)] }),
+        []
+    );
+    let told = world.settle(proxy(0), vec![settlement(RTV, false)]);
+    assert_eq!(
+        told,
+        [
+            (proxy(1), resolved(reader, vec![Verdict::Committed])),
+            (proxy(0), resolved(reader.plus(1), vec![Verdict::Committed])),
+        ]
+    );
+    assert_eq!(world.settle(proxy(0), vec![settlement(RTV, false)]), []);
+    assert!(world.marks.contains(&Mark::SettlementAgain));
+    assert_eq!(world.resolver.status().held, None);
+}
+
+#[test]
+fn settlements_count_even_when_their_batch_is_dropped() {
+    let (mut world, reader) = held(Knobs { resolves_waiting_max: 1, ..Knobs::default() });
+    let far = Resolve {
+        settlements: vec![settlement(RTV, true)],
+        ..batch(reader.plus(5), reader.plus(6), vec![])
+    };
+    let conflict = Verdict::Conflict { ranges: vec![0] };
+    assert_eq!(world.resolve(proxy(0), far), [(proxy(1), resolved(reader, vec![conflict]))]);
+    assert_eq!(world.resolver.status().overflow_count, 1);
 }
 
 #[test]

@@ -140,6 +140,7 @@ impl Run {
                 Verdict::Committed => 0,
                 Verdict::Conflict { .. } => 1,
                 Verdict::TooOld => 2,
+                Verdict::Yours => unreachable!("a set knows no proxies"),
             };
             self.fingerprint = (self.fingerprint ^ byte).wrapping_mul(0x0000_0100_0000_01b3);
         }
