@@ -32,7 +32,7 @@ use crate::conflict::Candidate;
 pub use draw::SplitMix;
 use draw::Zipf;
 use keys::{Keys, Span};
-pub use settle::settled;
+pub use settle::{Telling, Told, settled};
 pub use split::Split;
 
 /// How many batches of what, and the figures of the skip list on them.

@@ -1,124 +1,182 @@
-//! Several resolvers whose proxies tell them, some batches later, which transactions were refused elsewhere.
+//! A workload over several resolvers that proxies tell, some batches later, what became of each batch.
 //!
 //! ```text
-//! batch        ... n-4        n-3   n-2   n-1   n
-//! a resolver   what committed | what it said yes to itself      settle after 3
+//! batch        ... n-4        n-3   n-2   n-1   n          of proxies 0 1 2 0 1 ...
+//! a resolver   settled        | not settled yet            here: settled 3 batches later
 //! ```
 //!
-//! What is settled counts if it committed; what is not counts if this resolver said yes. So an aborted
-//! transaction's writes can abort others only until they are settled. Nothing here is fast: it tells what
-//! such a protocol would be worth before it is built.
+//! The real [`Settling`] and [`OwnWrites`], without the roles around them. A batch that waits for an earlier
+//! one is told of it at once.
 
 use std::collections::VecDeque;
 
-use common::message::Verdict;
-use common::{Ranges, Version};
+use common::message::{ResolveTransaction, Settlement, Verdict};
+use common::{Endpoint, Incarnation, NodeId, OwnWrites, Peer, Role, Version};
 
 use super::{Batch, Split, Transaction, Workload};
-use crate::conflict::{Candidate, ConflictSet};
+use crate::settle::{Ruling, Settling, Slips};
 
-/// One resolver of several.
-struct Share {
-    /// Writes that committed, up to the settled batch.
-    settled: ConflictSet,
-    /// Writes that it said yes to itself.
-    own: ConflictSet,
+/// How the batches are told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Telling {
+    /// Proxies, whose batches take turns, at least 1.
+    pub proxies: usize,
+    /// A batch is settled so many batches later, at least 1.
+    pub after: usize,
+    /// How many batches of the workload.
+    pub batches: usize,
+    /// Entries that eviction looks at after each batch.
+    pub eviction_entries: usize,
 }
 
-/// Whether each transaction of the workload's batches commits when a batch is settled `after` batches
-/// later, at least 1; the window holds all batches.
+/// What came of it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Told {
+    /// Whether each transaction commits.
+    pub yes: Vec<bool>,
+    /// How often a resolver had to wait with a batch.
+    pub held: usize,
+    /// How many verdicts a resolver left to the proxy.
+    pub left: usize,
+    /// For each resolver what `clock` counted while it decided and settled.
+    pub spent: Vec<u64>,
+}
+
+struct Proxy {
+    endpoint: Endpoint,
+    own: OwnWrites,
+}
+
+struct Resolver {
+    settling: Settling,
+    spent: u64,
+}
+
+/// Runs a workload through the resolvers of `split`. `clock` is read around all that they do.
 #[must_use]
-pub fn settled(workload: &Workload, split: &Split, after: usize, batches: usize) -> Vec<bool> {
-    assert!(after > 0, "a batch can't be settled before it is decided");
-    let mut shares: Vec<_> = (0..split.shares())
-        .map(|_| Share {
-            settled: ConflictSet::new(Version::ZERO),
-            own: ConflictSet::new(Version::ZERO),
-        })
+pub fn settled(
+    workload: &Workload,
+    split: &Split,
+    telling: Telling,
+    clock: impl Fn() -> u64,
+) -> Told {
+    let Telling { proxies, after, batches, .. } = telling;
+    assert!(after > 0 && proxies > 0, "{proxies} proxies settle after {after} batches");
+    let mut proxies: Vec<Proxy> = (0..proxies).map(Proxy::new).collect();
+    let mut resolvers: Vec<Resolver> = (0..split.shares())
+        .map(|_| Resolver { settling: Settling::new(Version::ZERO), spent: 0 })
         .collect();
-    let (mut open, mut verdicts) = (VecDeque::new(), Vec::new());
-    // Versions twice as far apart, so that there is room for a look between two batches.
-    let spread = |version: Version| Version(version.0 * 2);
-    let mut settled_version = Version(1);
-    for batch in workload.batches().take(batches) {
+    let (mut open, mut told) = (VecDeque::new(), Told::default());
+    for (turn, batch) in workload.batches().take(batches).enumerate() {
         if open.len() == after {
-            let (version, parts): (Version, Vec<Batch>) = open.pop_front().expect("it is full");
-            for (share, part) in shares.iter_mut().zip(&parts) {
-                share.settle(spread(version), spread(batch.oldest), part);
+            let (by, settlement): (Endpoint, Settlement) = open.pop_front().expect("it is full");
+            for resolver in &mut resolvers {
+                resolver.settle(by, &settlement, &clock);
             }
-            settled_version = spread(version).plus(1);
         }
-        let mut yes = vec![true; batch.transactions.len()];
-        let mut parts: Vec<_> = (0..split.shares()).map(|n| split.share(&batch, n)).collect();
-        for (share, part) in shares.iter_mut().zip(&parts) {
-            let said = share.decide(part, settled_version, spread);
-            yes.iter_mut().zip(said).for_each(|(yes, said)| *yes &= said);
-        }
-        for part in &mut parts {
-            let refused = part.transactions.iter_mut().zip(&yes).filter(|(_, yes)| !**yes);
-            refused.for_each(|(transaction, _)| transaction.writes = Ranges::default());
-        }
-        open.push_back((batch.version, parts));
-        verdicts.extend(yes);
+        let count = proxies.len();
+        let proxy = &mut proxies[turn % count];
+        let parts = (0..).zip(&mut resolvers).map(|(share, resolver)| {
+            let mut part = part(&batch, &split.share(&batch, share));
+            loop {
+                let ruling = resolver.decide(&batch, proxy.endpoint, &mut part, telling, &clock);
+                match ruling {
+                    Ruling::Decided(decided) => {
+                        let settled = resolver.settling.settled(proxy.endpoint, batch.version);
+                        break (decided.verdicts, settled);
+                    }
+                    Ruling::Held(wait) => {
+                        told.held += 1;
+                        let mut all = open.iter();
+                        let found = all.find(|(_, one)| one.version == wait.version);
+                        let (by, settlement) = found.expect("what is open is not told yet");
+                        resolver.settle(*by, settlement, &clock);
+                    }
+                }
+            }
+        });
+        let answers: Vec<_> = parts.collect();
+        let yes = proxy.judge(&batch, &answers, &mut told.left);
+        open.push_back((proxy.endpoint, Settlement::new(batch.version, yes.iter().copied())));
+        told.yes.extend(yes);
     }
-    verdicts
+    told.spent = resolvers.iter().map(|resolver| resolver.spent).collect();
+    told
 }
 
-impl Share {
-    /// Takes in what committed.
-    fn settle(&mut self, version: Version, oldest: Version, part: &Batch) {
-        let nothing = Ranges::default();
-        let blind = |t| candidate(t, version, &nothing, None);
-        let writes: Vec<_> = part.transactions.iter().map(blind).collect();
-        let decided = self.settled.decide(version, &writes);
-        assert!(decided.verdicts.iter().all(|verdict| *verdict == Verdict::Committed));
-        self.settled.advance_oldest(oldest.min(version));
-        self.settled.evict(256);
+/// A batch as one resolver is asked for it.
+fn part(whole: &Batch, part: &Batch) -> Vec<ResolveTransaction> {
+    let both = whole.transactions.iter().zip(&part.transactions);
+    both.map(|(whole, part)| ResolveTransaction {
+        read_version: part.read_version,
+        reads: part.reads.clone(),
+        writes: part.writes.clone(),
+        report_conflicts: false,
+        is_final: whole.reads == part.reads && whole.writes == part.writes,
+    })
+    .collect()
+}
+
+impl Resolver {
+    fn settle(&mut self, by: Endpoint, settlement: &Settlement, clock: impl Fn() -> u64) {
+        let begin = clock();
+        let _ = self.settling.settle(by, settlement, Slips::default());
+        self.spent += clock() - begin;
     }
 
-    /// What it says to its part of a batch.
     fn decide(
         &mut self,
-        part: &Batch,
-        settled: Version,
-        spread: impl Fn(Version) -> Version,
-    ) -> Vec<bool> {
-        let nothing = Ranges::default();
-        let read = |t: &Transaction| spread(t.read_version);
-        let looks: Vec<_> = part
-            .transactions
-            .iter()
-            .map(|t| Candidate { writes: &nothing, ..candidate(t, read(t), &t.reads, None) })
-            .collect();
-        let met = |verdict: &Verdict| matches!(verdict, Verdict::Conflict { .. });
-        let look_at = settled.max(self.settled.newest().plus(1));
-        let settled_says = self.settled.decide(look_at, &looks).verdicts;
-        let own: Vec<_> = part
-            .transactions
-            .iter()
-            .zip(&settled_says)
-            .map(|(t, verdict)| {
-                // Of its own words only those that are not settled count.
-                let read_version = read(t).max(settled);
-                candidate(t, read_version, &t.reads, met(verdict).then_some(&nothing))
-            })
-            .collect();
-        self.own.advance_oldest(settled.minus_saturating(2));
-        let own_says = self.own.decide(spread(part.version), &own).verdicts;
-        self.own.evict(256);
-        settled_says.iter().zip(&own_says).map(|(one, two)| !met(one) && !met(two)).collect()
+        batch: &Batch,
+        asker: Endpoint,
+        part: &mut [ResolveTransaction],
+        telling: Telling,
+        clock: impl Fn() -> u64,
+    ) -> Ruling {
+        let begin = clock();
+        self.settling.advance_oldest(batch.oldest);
+        let (plenty, slips) = (u64::MAX, Slips::default());
+        let ruling = self.settling.decide(batch.version, asker, part, plenty, slips);
+        self.settling.evict(telling.eviction_entries);
+        self.spent += clock() - begin;
+        ruling
     }
 }
 
-const fn candidate<'a>(
-    transaction: &'a Transaction,
-    read_version: Version,
-    reads: &'a Ranges,
-    writes: Option<&'a Ranges>,
-) -> Candidate<'a> {
-    let writes = match writes {
-        Some(writes) => writes,
-        None => &transaction.writes,
-    };
-    Candidate { read_version, reads, writes, report_conflicts: false }
+impl Proxy {
+    fn new(index: usize) -> Self {
+        let index = u8::try_from(index).expect("a plan has few proxies");
+        let peer = Peer { node: NodeId(u64::from(index)), incarnation: Incarnation(1) };
+        Self { endpoint: peer.endpoint(Role::Proxy(index)), own: OwnWrites::default() }
+    }
+
+    /// Yes iff all say yes, and nothing conflicts that was left to the proxy.
+    fn judge(
+        &mut self,
+        batch: &Batch,
+        answers: &[(Vec<Verdict>, Version)],
+        left: &mut usize,
+    ) -> Vec<bool> {
+        self.own.begin(batch.version);
+        let mut all = Vec::new();
+        for (index, transaction) in batch.transactions.iter().enumerate() {
+            let mut verdicts = answers.iter().map(|(verdicts, _)| &verdicts[index]);
+            let says = |of: fn(&Verdict) -> bool| verdicts.clone().any(of);
+            let is_left = says(|one| *one == Verdict::Yours);
+            *left += usize::from(is_left);
+            let yes = verdicts.all(|one| matches!(one, Verdict::Committed | Verdict::Yours))
+                && !(is_left && self.meets(transaction));
+            if yes {
+                self.own.commit(transaction.writes.clone());
+            }
+            all.push(yes);
+        }
+        let settled = answers.iter().map(|(_, settled)| *settled).min();
+        self.own.forget(settled.expect("there are resolvers"));
+        all
+    }
+
+    fn meets(&mut self, transaction: &Transaction) -> bool {
+        let mut reads = transaction.reads.iter();
+        reads.any(|read| self.own.meets(read, transaction.read_version))
+    }
 }

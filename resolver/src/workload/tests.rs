@@ -76,22 +76,36 @@ fn shares_hold_every_access_once() {
     }
 }
 
+/// Recorded batches, decided by 1, 2, 4 and 8 resolvers for 1 and 3 proxies that settle 1 to 4 batches later.
 #[test]
-fn a_resolver_that_is_alone_needs_no_settling() {
-    for name in ["P2", "M1"] {
+fn any_number_of_resolvers_commits_the_same() {
+    for name in ["P1", "P2", "M1"] {
         let workload =
             Workload { transactions: 100, ..*Workload::named(name).expect("it is there") };
+        let batches = 40;
         let mut set = ConflictSet::new(Version::ZERO);
         let mut alone = Vec::new();
-        for batch in workload.batches().take(30) {
+        for batch in workload.batches().take(batches) {
             let candidates: Vec<_> =
                 batch.transactions.iter().map(Transaction::candidate).collect();
+            set.advance_oldest(batch.oldest);
             let decided = set.decide(batch.version, &candidates);
             alone.extend(decided.verdicts.iter().map(|v| *v == Verdict::Committed));
         }
         assert!(alone.contains(&false), "{name} has no conflicts");
-        for after in [1, 3] {
-            assert_eq!(settled(&workload, &Split::of(&workload, 1), after, 30), alone);
+        let (mut held, mut left) = (0, 0);
+        for (shares, proxies, after) in
+            [(1, 1, 1), (1, 3, 4), (2, 1, 2), (2, 3, 2), (4, 1, 4), (4, 3, 1), (8, 1, 1), (8, 3, 4)]
+        {
+            let telling = Telling { proxies, after, batches, eviction_entries: 256 };
+            let told = settled(&workload, &Split::of(&workload, shares), telling, || 0);
+            assert!(told.yes == alone, "{name}: {shares} resolvers, {proxies} proxies, {after}");
+            let waits = told.held + told.left;
+            assert!(shares > 1 || waits == 0, "a single resolver waits for nobody: {waits}");
+            assert!(proxies > 1 || told.held == 0, "a single proxy waits for nobody");
+            held += told.held;
+            left += told.left;
         }
+        assert!(left > 0 && (held > 0 || name == "P1"), "{name}: {held} held, {left} left");
     }
 }

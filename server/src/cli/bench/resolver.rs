@@ -29,9 +29,12 @@ pub(crate) struct ResolverArgs {
     /// Over so many resolvers at once, a thread each; one result for each count.
     #[arg(long, value_delimiter = ',', value_name = "COUNT")]
     shards: Vec<usize>,
-    /// With `--shards`: as if a resolver heard the final verdicts so many batches later.
+    /// With `--shards`: the resolvers are told what became of a batch so many batches later.
     #[arg(long, value_name = "BATCHES", requires = "shards")]
     settle: Option<std::num::NonZeroUsize>,
+    /// With `--settle`: over so many proxies, whose batches take turns.
+    #[arg(long, value_name = "COUNT", default_value = "1", requires = "settle")]
+    proxies: std::num::NonZeroU8,
     /// Measures the machine instead: dependent cache misses and sorting.
     #[arg(long)]
     calibrate: bool,
@@ -63,7 +66,8 @@ pub(super) fn run(args: &ResolverArgs, output: Output) -> Result<()> {
     for _ in 0..args.repeat {
         for workload in &chosen {
             if !args.shards.is_empty() {
-                shards::run(workload, &args.shards, args.settle, output)?;
+                let settle = args.settle.map(|after| (after, args.proxies));
+                shards::run(workload, &args.shards, settle, output)?;
                 continue;
             }
             let json = Run::new(workload).finish(workload);

@@ -1,14 +1,16 @@
-//! A workload over several resolvers that know nothing of each other, as the proxies use them today.
+//! A workload over several resolvers: alone with what each of them knows, or told of the others as proxies
+//! do.
 //!
-//! A transaction commits iff all its resolvers say so. One that is refused by one of them is remembered by
-//! the others as if it had committed: what that costs is told by the commit ratios side by side. With
-//! `--settle` they are told of it some batches later, and nothing is timed.
+//! A transaction commits iff all its resolvers say so. Told of nothing, one that refuses nothing remembers
+//! the writes of what another one refused as if it had committed: what that costs is told by the commit
+//! ratios side by side. With `--settle` they are told what became of each batch, some batches later, and
+//! decide by the protocol that the roles use.
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU8, NonZeroUsize};
 use std::time::Instant;
 
 use ::resolver::conflict::ConflictSet;
-use ::resolver::workload::{Split, Transaction, Workload, settled};
+use ::resolver::workload::{Split, Telling, Transaction, Workload, settled};
 use anyhow::{Result, anyhow};
 use common::Version;
 use common::message::Verdict;
@@ -49,11 +51,17 @@ impl Tally {
 pub(super) fn run(
     workload: &'static Workload,
     counts: &[usize],
-    settle: Option<NonZeroUsize>,
+    settle: Option<(NonZeroUsize, NonZeroU8)>,
     output: Output,
 ) -> Result<()> {
-    if let Some(after) = settle {
-        return settle_after(workload, counts, after.get(), output);
+    if let Some((after, proxies)) = settle {
+        let telling = Telling {
+            proxies: usize::from(proxies.get()),
+            after: after.get(),
+            batches: workload.warm_up + workload.measured,
+            eviction_entries: eviction_entries(),
+        };
+        return settle_after(workload, counts, telling, output);
     }
     let mut alone: Option<Vec<bool>> = None;
     for &count in counts {
@@ -101,27 +109,46 @@ pub(super) fn run(
     Ok(())
 }
 
-fn settle_after(workload: &Workload, counts: &[usize], after: usize, output: Output) -> Result<()> {
-    let batches = workload.warm_up + workload.measured;
+fn settle_after(
+    workload: &Workload,
+    counts: &[usize],
+    telling: Telling,
+    output: Output,
+) -> Result<()> {
     let mut alone: Option<Vec<bool>> = None;
     for &count in counts {
         let split = Split::of(workload, count);
-        let yes = settled(workload, &split, after, batches);
-        let tally = Tally::of(workload, &yes, alone.as_deref());
+        let told = settled(workload, &split, telling, cpu_ns);
+        let tally = Tally::of(workload, &told.yes, alone.as_deref());
+        let all = told.yes.len() as f64;
+        let slowest_ns = told.spent.iter().max().copied().unwrap_or(0) as f64;
         let json = json!({
             "workload": workload.name,
             "shards": split.shares(),
-            "settled_after_batches": after,
+            "proxies": telling.proxies,
+            "settled_after_batches": telling.after,
             "commit_ratio": tally.commit_ratio,
             "verdicts_that_differ": tally.differ,
+            "times_a_batch_waited": told.held,
+            "verdicts_left_to_proxies": told.left,
+            "ns_per_txn_of_slowest_shard": round(slowest_ns / all, 1),
         });
         output.print(&json, || {
             format!(
-                "{:4} {} shards, settled after {after} batches  {} commit  {} verdicts differ",
-                workload.name, json["shards"], json["commit_ratio"], json["verdicts_that_differ"]
+                "{:4} {} shards, {} proxies, settled after {}  {} commit  {} verdicts differ  {} waits  \
+                 {} left to proxies  {} ns/txn of the slowest shard",
+                workload.name,
+                json["shards"],
+                telling.proxies,
+                telling.after,
+                json["commit_ratio"],
+                json["verdicts_that_differ"],
+                told.held,
+                told.left,
+                json["ns_per_txn_of_slowest_shard"]
             )
         })?;
-        alone = alone.or(Some(yes));
+        alone = alone.or(Some(told.yes));
     }
     Ok(())
 }
