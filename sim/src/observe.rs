@@ -21,6 +21,8 @@ pub struct Submission {
     pub writes: Ranges,
     /// Its streams and their record counts.
     pub sections: Vec<(StreamId, u32)>,
+    /// Whether it is one of an ordered lane.
+    pub is_in_lane: bool,
 }
 
 /// One transaction's records in a block that a consumer got.

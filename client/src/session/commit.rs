@@ -461,7 +461,8 @@ impl Session {
                 let reports = commit.request.report_conflicts;
                 let conflicts =
                     ranges.into_iter().filter(|range| reports && *range < read_count).collect();
-                let detail = format!("read at {}, written since", commit.request.read_version);
+                let read_version = commit.request.read_version;
+                let detail = format!("read at {read_version}, written since; decided at {version}");
                 let refusal = Refusal::new(Code::Conflict, detail);
                 self.finish_commit(cx, key, Err(Error::Retry { refusal, conflicts }));
             }

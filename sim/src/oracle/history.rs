@@ -26,8 +26,8 @@ struct Found {
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
-    /// Several resolvers: one may keep the writes of an attempt that another one refused, and the next
-    /// attempt of the same transaction conflicts with them.
+    /// Several resolvers are told what became of each transaction. A single one is not, and keeps the writes
+    /// of one that fell with its lane.
     pub(super) is_sharded: bool,
     entries: BTreeMap<TxnId, Entry>,
     ids: BTreeMap<IdempotencyId, TxnId>,
@@ -104,15 +104,14 @@ impl History {
             entry.judge(*txn, found.get(txn), consumers)?;
         }
         self.replay(&found)?;
-        self.explain_conflicts()
+        self.explain_conflicts(&found)
     }
 
     /// O1: every committed transaction's reads were current when it committed.
     fn replay(&self, found: &BTreeMap<TxnId, Found>) -> Judged {
         let mut order: Vec<(Position, TxnId)> = Vec::new();
         for (txn, entry) in &self.entries {
-            let acknowledged = entry.committed.as_ref().map(|(position, _)| *position);
-            let position = found.get(txn).map(|found| found.position).or(acknowledged);
+            let position = entry.place(found.get(txn));
             order.extend(position.map(|position| (position, *txn)));
         }
         order.sort_unstable();
@@ -145,26 +144,33 @@ impl History {
         Ok(())
     }
 
-    /// O2: somebody else wrote what a refused transaction read.
-    fn explain_conflicts(&self) -> Judged {
+    /// O2: no false conflicts. Somebody else wrote what a refused transaction read, above its read version,
+    /// at most at the version of the verdict, and committed.
+    fn explain_conflicts(&self, found: &BTreeMap<TxnId, Found>) -> Judged {
         for (txn, entry) in self.entries.iter().filter(|(_, entry)| !entry.conflicts.is_empty()) {
-            let reads = &entry.submission.reads;
+            let (reads, read) = (&entry.submission.reads, entry.submission.read_version);
             // Without reads it was the id that had been used.
             if reads.is_empty() {
                 continue;
             }
-            let explained = self
-                .entries
-                .iter()
-                .filter(|(other, _)| *other != txn || self.is_sharded)
-                .any(|(_, of)| overlap(&of.submission.writes, reads));
-            let read = entry.submission.read_version;
-            demand!(
-                "O2.unexplained",
-                explained,
-                "{txn:?} conflicted at {:?} reading at {read}, but nobody else wrote what it read",
-                entry.conflicts
-            );
+            for verdict in &entry.conflicts {
+                let mut others = self
+                    .entries
+                    .iter()
+                    .filter(|(other, of)| *other != txn && overlap(&of.submission.writes, reads));
+                let explained = others.any(|(other, of)| match of.place(found.get(other)) {
+                    Some(place) => read < place.version && place.version <= *verdict,
+                    None => {
+                        of.may_have_committed() || (of.submission.is_in_lane && !self.is_sharded)
+                    }
+                });
+                demand!(
+                    "O2.unexplained",
+                    explained,
+                    "{txn:?} conflicted at {verdict} reading at {read}, but nobody else who committed in \
+                     between wrote what it read"
+                );
+            }
         }
         Ok(())
     }
@@ -179,6 +185,17 @@ impl History {
 }
 
 impl Entry {
+    /// Where it committed, by the log or by its client's word.
+    fn place(&self, found: Option<&Found>) -> Option<Position> {
+        let told = self.committed.as_ref().map(|(position, _)| *position);
+        found.map(|found| found.position).or(told)
+    }
+
+    /// Of one that has no place: its client does not know, and it would leave nothing in the log.
+    fn may_have_committed(&self) -> bool {
+        self.open_attempts > 0 && self.submission.sections.is_empty()
+    }
+
     fn judge(&self, txn: TxnId, found: Option<&Found>, consumers: &Consumers) -> Judged {
         let expect = &self.submission.sections;
         if let Some(found) = found {

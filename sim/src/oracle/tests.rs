@@ -147,6 +147,7 @@ impl Bench {
             reads: points(reads),
             writes: points(writes),
             sections: vec![(STREAM, 1)],
+            is_in_lane: false,
         };
         self.see(Observation::Submitted(Box::new(submission))).unwrap();
     }
@@ -448,12 +449,69 @@ fn o1_a_read_that_was_overwritten() {
 
 #[test]
 fn o2_a_conflict_with_nobody() {
+    let conflict = |bench: &mut Bench| {
+        let (code, version) = (Code::Conflict, Some(Version(V1)));
+        bench.see(Observation::NotCommitted { txn: TxnId(1), code, version }).unwrap();
+    };
     let mut bench = Bench::new();
     bench.submit(1, RTV1, &[b"a"], &[b"a"]);
     bench.submit(2, RTV1, &[], &[b"b"]);
-    let (code, version) = (Code::Conflict, Some(Version(V1)));
-    bench.see(Observation::NotCommitted { txn: TxnId(1), code, version }).unwrap();
+    conflict(&mut bench);
     breaks("O2.unexplained", bench.oracles.finish());
+
+    // Somebody wrote it, and did not commit.
+    let mut bench = Bench::new();
+    bench.submit(1, RTV1, &[b"a"], &[]);
+    bench.submit(2, RTV1, &[], &[b"a"]);
+    conflict(&mut bench);
+    let (code, version) = (Code::TooOld, None);
+    bench.see(Observation::NotCommitted { txn: TxnId(2), code, version }).unwrap();
+    breaks("O2.unexplained", bench.oracles.finish());
+
+    // Somebody wrote it behind the verdict, or before it was read.
+    for (read, committed) in [(RTV1, V2), (V1, V1)] {
+        let mut bench = Bench::new();
+        bench.subscribe();
+        bench.submit(1, read, &[b"a"], &[]);
+        bench.submit(2, RTV1, &[], &[b"a"]);
+        bench.whole(2, committed, 0);
+        bench.pull(0, committed, vec![seen(STREAM, committed, 0, 2)]).unwrap();
+        conflict(&mut bench);
+        breaks("O2.unexplained", bench.oracles.finish());
+    }
+}
+
+#[test]
+fn o2_conflicts_with_what_committed_and_with_a_lane_at_a_single_resolver() {
+    let (code, version) = (Code::Conflict, Some(Version(V1)));
+    let mut bench = Bench::new();
+    bench.subscribe();
+    bench.submit(1, RTV1, &[b"a"], &[]);
+    bench.submit(2, RTV1, &[], &[b"a"]);
+    bench.whole(2, V1, 0);
+    bench.pull(0, V1, vec![seen(STREAM, V1, 0, 2)]).unwrap();
+    bench.see(Observation::NotCommitted { txn: TxnId(1), code, version }).unwrap();
+    bench.oracles.finish().unwrap();
+
+    for resolvers in [1, 2] {
+        let mut bench = Bench { oracles: Oracles::new(resolvers), ..Bench::new() };
+        bench.submit(1, RTV1, &[b"a"], &[]);
+        let lane = Submission {
+            txn: TxnId(2),
+            id: None,
+            read_version: Version(RTV1),
+            reads: Ranges::default(),
+            writes: Ranges::from_ranges([KeyRange::point(b"a")]),
+            sections: vec![(STREAM, 1)],
+            is_in_lane: true,
+        };
+        bench.see(Observation::Submitted(Box::new(lane))).unwrap();
+        bench.see(Observation::NotCommitted { txn: TxnId(1), code, version }).unwrap();
+        match resolvers {
+            1 => bench.oracles.finish().unwrap(),
+            _ => breaks("O2.unexplained", bench.oracles.finish()),
+        }
+    }
 }
 
 #[test]
@@ -517,6 +575,7 @@ fn o8_half_a_transaction() {
         reads: Ranges::default(),
         writes: Ranges::default(),
         sections: vec![(STREAM, 1), (OTHER, 1)],
+        is_in_lane: false,
     };
     bench.see(Observation::Submitted(Box::new(submission))).unwrap();
     bench.commit(V1, &[(STREAM, 0, 1)]);

@@ -107,6 +107,7 @@ impl Plan {
                 .iter()
                 .map(|(stream, writes)| (*stream, writes.len() as u32))
                 .collect(),
+            is_in_lane: false,
         }
     }
 }

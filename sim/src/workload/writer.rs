@@ -12,7 +12,7 @@ use super::plan::{
     Naming, Plan, Span, Write, balance_of, balance_value, event_value, list_of, list_value,
 };
 use super::{Mix, Unsettled, stream_name};
-use crate::observe::{Observation, TxnId};
+use crate::observe::{Observation, Submission, TxnId};
 
 /// Versions that an ancient read lies behind, at most.
 const ANCIENT_VERSIONS: u64 = 30_000_000;
@@ -233,7 +233,8 @@ impl Writer {
             } else {
                 events(io, mix)
             };
-            io.observe(Observation::Submitted(Box::new(plan.submission())));
+            let submission = Submission { is_in_lane: true, ..plan.submission() };
+            io.observe(Observation::Submitted(Box::new(submission)));
             let call = self.start(io, Doing::Ordered(lane, plan.txn));
             session.commit_ordered(cx, call, lane, plan.transaction());
         }
@@ -404,7 +405,11 @@ impl Writer {
         if !expected.contains(&code) {
             io.broken(format!("{txn:?} was refused: {error}"));
         }
-        io.observe(Observation::NotCommitted { txn, code, version: None });
+        let version = match code {
+            Code::Conflict => verdict_version(&error.refusal().detail),
+            _ => None,
+        };
+        io.observe(Observation::NotCommitted { txn, code, version });
         settle(io, txn);
     }
 
@@ -591,4 +596,10 @@ fn skew(io: &mut Io, mix: &Mix, version: Version) -> Plan {
     };
     plan.writes = vec![Span::Point(conflict_key(written))];
     plan
+}
+
+/// The version of the verdict, which ends the text of a conflict.
+fn verdict_version(detail: &str) -> Option<Version> {
+    let (_, digits) = detail.rsplit_once('v')?;
+    digits.parse().ok().map(Version)
 }
