@@ -37,8 +37,8 @@ use common::message::{
     CommitKind, CommitOutcome, CommitReply, CommitRequest, FoundId, FoundSection, IdFound, Message,
 };
 use common::{
-    Backoff, Class, Code, Cx, Endpoint, Epoch, IdempotencyId, Mark, Offset, Payload, Plant,
-    Position, Ranges, Refusal, RequestId, Time, Version,
+    Backoff, Class, Code, Cx, Endpoint, Epoch, IdempotencyId, LIFE_VERSIONS_MAX, Mark, Offset,
+    Payload, Plant, Position, Ranges, Refusal, RequestId, Time, Version,
 };
 
 use super::lane::{self, LaneId, Turn};
@@ -49,6 +49,9 @@ use crate::{Block, Error};
 
 /// A transaction is sent again after a definite refusal or a proven absence, at most so often.
 const ATTEMPTS_MAX: u32 = 16;
+/// A commit that another call began so long before a read version lies below it, or will be too old: it is
+/// read, waits, and is pushed within a LIFE each.
+const OTHER_CALL_VERSIONS: u64 = 2 * LIFE_VERSIONS_MAX;
 /// Larger requests are not sent again on the same connection: only a simulated network loses messages.
 const RESEND_BYTES_MAX: u64 = 256 << 10;
 /// A request gets this much more time for each second that its bytes take.
@@ -265,10 +268,18 @@ impl Session {
 
     fn check_id(&mut self, cx: &mut Cx<'_>, key: Key) {
         let commit = self.commits.get_mut(&key).expect("the caller has looked it up");
-        // A new id is unused at every version that has been handed out, and every earlier copy was refused.
-        if commit.attempts == 0 || !matches!(commit.id, IdChoice::Caller(_)) {
-            commit.absent_through = commit.absent_through.max(commit.request.read_version);
-        }
+        let read_version = commit.request.read_version;
+        let unused_through = match commit.id {
+            // A new id is unused at every version that has been handed out, and every earlier copy was refused.
+            IdChoice::Session | IdChoice::CallerFresh(_) | IdChoice::None => read_version,
+            // Another call may be using a caller's at this time. What log servers had to forget that soon makes
+            // the error; of what is older the caller knows how long ids are remembered.
+            IdChoice::Caller(_) if commit.attempts == 0 => {
+                read_version.minus_saturating(OTHER_CALL_VERSIONS)
+            }
+            IdChoice::Caller(_) => commit.absent_through,
+        };
+        commit.absent_through = commit.absent_through.max(unused_through);
         if let (IdChoice::Caller(id), false) = (commit.id, commit.is_checked) {
             commit.phase = Phase::Check;
             let at_least = commit.request.read_version;

@@ -542,6 +542,21 @@ fn a_read_version_is_asked_for_anew_in_a_new_epoch() {
 }
 
 #[test]
+fn ids_that_were_forgotten_while_another_call_may_have_used_them_prove_nothing() {
+    let mut fake = Fake::connected(23);
+    fake.recover();
+    fake.drive(|session, cx| session.read_version(cx, CallId(1)));
+    let Ok(Answer::ReadVersion(version)) = fake.answer(1).result else { panic!("read version") };
+    fake.forgotten_through = version;
+    let mut transaction = line();
+    transaction.idempotency_id(ID);
+    commit(&mut fake, 2, transaction);
+    let error = error(&mut fake, 2);
+    assert!(matches!(error, Error::Unknown(_)), "{error}");
+    assert!(fake.log.is_empty(), "{:?}", fake.log);
+}
+
+#[test]
 fn what_the_log_has_forgotten_is_not_taken_for_absent() {
     let forgets = |call_id: bool| {
         let mut fake = Fake::connected(19);
