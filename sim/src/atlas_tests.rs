@@ -62,6 +62,23 @@ fn the_last_durable_group_is_never_harmed() {
 }
 
 #[test]
+fn the_rest_of_a_torn_group_proves_nothing() {
+    let mut bench = Bench::new(1);
+    bench.group(NODES[0], 0, 5, true);
+    let (first, second) = (frame(1, 6, 200), frame(1, 7, 200));
+    let write = |data: Vec<u8>| {
+        let data = Bytes::from(data).into();
+        DiskOp::Write { file: FIRST, offset: 3 * PAGE_BYTES, data, durable: true }
+    };
+    let whole = [&first[..], &second[..]].concat();
+    bench.run(NODES[0], write(whole));
+    assert_eq!(bench.victims(NODES[0]), BTreeSet::from([1, 2]));
+    let torn = [&vec![0; first.len()][..], &second[..]].concat();
+    bench.run(NODES[0], write(torn));
+    assert!(bench.victims(NODES[0]).is_empty(), "nobody finds the second frame");
+}
+
+#[test]
 fn what_is_not_on_the_disk_proves_nothing() {
     let mut bench = Bench::new(1);
     bench.group(NODES[0], 0, 5, true);
