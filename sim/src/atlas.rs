@@ -152,8 +152,8 @@ impl Atlas {
         };
         let durable: Vec<_> =
             frames.iter().filter(|(place, placed)| is_durable(**place, placed)).collect();
-        // Behind damage an opening finds frames where pages begin. What is left of a torn group behind its first
-        // frame proves nothing.
+        // Behind damage an opening finds frames where pages begin. What is left of a torn group behind its
+        // first frame proves nothing.
         let starts_a_page = |((_, at), _): &&(&(File, u64), &Placed)| at % PAGE_BYTES == 0;
         let (_, proof) = *durable.iter().rev().find(starts_a_page)?;
         let is_proven = |placed: &Placed| placed.group < proof.group;

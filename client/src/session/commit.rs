@@ -270,10 +270,10 @@ impl Session {
         let commit = self.commits.get_mut(&key).expect("the caller has looked it up");
         let read_version = commit.request.read_version;
         let unused_through = match commit.id {
-            // A new id is unused at every version that has been handed out, and every earlier copy was refused.
+            // A new id is unused at every version that has been handed out, and earlier copies were refused.
             IdChoice::Session | IdChoice::CallerFresh(_) | IdChoice::None => read_version,
-            // Another call may be using a caller's at this time. What log servers had to forget that soon makes
-            // the error; of what is older the caller knows how long ids are remembered.
+            // Another call may be using a caller's at this time. What log servers had to forget that soon
+            // makes the error; of what is older the caller knows how long ids are remembered.
             IdChoice::Caller(_) if commit.attempts == 0 => {
                 read_version.minus_saturating(OTHER_CALL_VERSIONS)
             }

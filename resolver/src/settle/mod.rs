@@ -31,8 +31,8 @@
 //!
 //!  a write that commits, in the set or unsettled     conflict
 //!  an aborted one                                    nothing
-//!  an open one of the asker (v7 meets v5 or v7)      Yours: the proxy judges its batches in order of version,
-//!                                                    so it knows what became of v5 before it judges v7
+//!  an open one of the asker (v7 meets v5 or v7)      Yours: the proxy judges its batches by version, so it
+//!                                                    knows what became of v5 before it judges v7
 //!  an open one of another proxy (v8 meets v5)        the batch, and with it the chain, waits for settlement
 //! ```
 //!
