@@ -147,26 +147,34 @@ impl History {
     /// O2: no false conflicts. Somebody else wrote what a refused transaction read, above its read version,
     /// at most at the version of the verdict, and committed.
     fn explain_conflicts(&self, found: &BTreeMap<TxnId, Found>) -> Judged {
+        // Looking at all transactions for each conflict would cost more than the run.
+        let mut committed: Vec<(Version, TxnId)> = Vec::new();
+        let mut perhaps: Vec<TxnId> = Vec::new();
+        for (txn, entry) in &self.entries {
+            match entry.place(found.get(txn)) {
+                Some(place) => committed.push((place.version, *txn)),
+                None if entry.may_have_committed() => perhaps.push(*txn),
+                None if entry.submission.is_in_lane && !self.is_sharded => perhaps.push(*txn),
+                None => {}
+            }
+        }
+        committed.sort_unstable();
         for (txn, entry) in self.entries.iter().filter(|(_, entry)| !entry.conflicts.is_empty()) {
             let (reads, read) = (&entry.submission.reads, entry.submission.read_version);
             // Without reads it was the id that had been used.
             if reads.is_empty() {
                 continue;
             }
+            let wrote = |other: &TxnId| {
+                other != txn && overlap(&self.entries[other].submission.writes, reads)
+            };
             for verdict in &entry.conflicts {
-                let mut others = self
-                    .entries
-                    .iter()
-                    .filter(|(other, of)| *other != txn && overlap(&of.submission.writes, reads));
-                let explained = others.any(|(other, of)| match of.place(found.get(other)) {
-                    Some(place) => read < place.version && place.version <= *verdict,
-                    None => {
-                        of.may_have_committed() || (of.submission.is_in_lane && !self.is_sharded)
-                    }
-                });
+                let first = committed.partition_point(|(version, _)| *version <= read);
+                let end = committed.partition_point(|(version, _)| *version <= *verdict).max(first);
+                let between = &committed[first..end];
                 demand!(
                     "O2.unexplained",
-                    explained,
+                    between.iter().any(|(_, other)| wrote(other)) || perhaps.iter().any(wrote),
                     "{txn:?} conflicted at {verdict} reading at {read}, but nobody else who committed in \
                      between wrote what it read"
                 );
