@@ -76,22 +76,7 @@ impl FileRegister {
 
     /// Carries out one operation.
     pub fn apply(&mut self, op: RegisterOp) -> RegisterOutcome {
-        match op {
-            RegisterOp::Read => RegisterOutcome::Value(self.newest.0, self.newest.1.clone()),
-            RegisterOp::Cas { expect, value } => {
-                if expect != self.newest.0 {
-                    return RegisterOutcome::Lost;
-                }
-                let revision = Revision(expect.0 + 1);
-                match write(&self.file, revision, &value) {
-                    Ok(()) => {
-                        self.newest = (revision, value);
-                        RegisterOutcome::Written(revision)
-                    }
-                    Err(error) => RegisterOutcome::Indeterminate(error.to_string()),
-                }
-            }
-        }
+        carry_out(&self.file, &mut self.newest, op)
     }
 }
 
@@ -144,19 +129,26 @@ impl SharedFileRegister {
         let synced = self.file.sync_data().map_err(|error| error.to_string());
         let newest =
             synced.and_then(|()| newest(&self.file, &self.path).map_err(|error| error.to_string()));
-        let (present, bytes) = match newest {
-            Ok(newest) => newest,
-            Err(what) => return RegisterOutcome::Unavailable(what),
-        };
-        match op {
-            RegisterOp::Read => RegisterOutcome::Value(present, bytes),
-            RegisterOp::Cas { expect, .. } if expect != present => RegisterOutcome::Lost,
-            RegisterOp::Cas { expect, value } => {
-                let revision = Revision(expect.0 + 1);
-                match write(&self.file, revision, &value) {
-                    Ok(()) => RegisterOutcome::Written(revision),
-                    Err(error) => RegisterOutcome::Indeterminate(error.to_string()),
+        match newest {
+            Ok(mut newest) => carry_out(&self.file, &mut newest, op),
+            Err(what) => RegisterOutcome::Unavailable(what),
+        }
+    }
+}
+
+/// Answers out of the newest value, or replaces it: in the file first.
+fn carry_out(file: &File, newest: &mut (Revision, Bytes), op: RegisterOp) -> RegisterOutcome {
+    match op {
+        RegisterOp::Read => RegisterOutcome::Value(newest.0, newest.1.clone()),
+        RegisterOp::Cas { expect, .. } if expect != newest.0 => RegisterOutcome::Lost,
+        RegisterOp::Cas { expect, value } => {
+            let revision = Revision(expect.0 + 1);
+            match write(file, revision, &value) {
+                Ok(()) => {
+                    *newest = (revision, value);
+                    RegisterOutcome::Written(revision)
                 }
+                Err(error) => RegisterOutcome::Indeterminate(error.to_string()),
             }
         }
     }
