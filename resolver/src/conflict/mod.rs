@@ -216,8 +216,7 @@ impl ConflictSet {
     ///
     /// `version` must be above every earlier batch and above [`ConflictSet::oldest`].
     pub fn decide(&mut self, version: Version, batch: &[Candidate<'_>]) -> Decided {
-        self.newest = self.next_version(version);
-        self.renumber_if_due();
+        self.begin(version);
         self.run(version, batch, |judge| judge.decide())
     }
 
@@ -232,8 +231,7 @@ impl ConflictSet {
 
     /// Takes in the writes of a batch, whatever its reads meet, and says what they met. No read is too old.
     pub fn touch(&mut self, version: Version, batch: &[Candidate<'_>]) -> Vec<Touch> {
-        self.newest = self.next_version(version);
-        self.renumber_if_due();
+        self.begin(version);
         let oldest = self.oldest;
         let raised: Vec<Candidate<'_>> = batch
             .iter()
@@ -245,13 +243,15 @@ impl ConflictSet {
         self.run(version, &raised, |judge| judge.touch())
     }
 
-    fn next_version(&self, version: Version) -> Version {
+    /// A batch that is to be taken in.
+    fn begin(&mut self, version: Version) {
         assert!(
             version > self.newest,
             "batch {version} is not above {}: not taken in chain order (I1)",
             self.newest
         );
-        version
+        self.newest = version;
+        self.renumber_if_due();
     }
 
     fn run<'a, D>(
