@@ -18,12 +18,6 @@ pub struct Cover {
 }
 
 impl Cover {
-    /// Whether it holds no key.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.ranges.is_empty()
-    }
-
     /// Takes the keys of a range in.
     pub fn insert(&mut self, range: KeyRange<'_>) {
         if range.is_empty() {
