@@ -242,6 +242,8 @@ impl Run {
         self.until("open calls", LIVENESS_MS, |run| {
             run.shared.borrow().open_calls.values().all(|open| *open == 0)
         })?;
+        // Everybody is back and well: the log is whole on as many log servers as it should be.
+        self.until("absent log servers", LIVENESS_MS, |run| !run.world.is_someone_absent())?;
         let acknowledged = self.oracles.acknowledged();
         self.shared.borrow_mut().want = acknowledged;
         self.until("consumers", LIVENESS_MS, |run| run.shared.borrow().consumed() >= acknowledged)?;

@@ -16,6 +16,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use common::disk::{DiskOp, DiskRequest, File};
 use common::machine::Halt;
+use common::register::RegisterState;
 use common::wire::Envelope;
 use common::{Endpoint, Incarnation, Mark, NodeId, Note, Peer, Prng};
 
@@ -169,6 +170,13 @@ impl<S: Spawn> World<S> {
     /// What the register holds.
     pub const fn register(&self) -> &Register {
         &self.register
+    }
+
+    /// Whether the newest generation is written without one of its log servers.
+    pub fn is_someone_absent(&self) -> bool {
+        let (_, bytes) = self.register.peek();
+        let state = RegisterState::decode(bytes).expect("the register holds what a leader wrote");
+        state.generations.last().is_some_and(|generation| !generation.absent.is_empty())
     }
 
     /// The register, to harm it.

@@ -106,7 +106,8 @@ fn choose<S: Spawn>(
     node: NodeId,
     prng: &mut Prng,
 ) -> Option<Victim> {
-    if world.is_on_foreign_disk(node) {
+    // What an absent log server misses must be there for it.
+    if world.is_on_foreign_disk(node) || world.is_someone_absent() {
         return None;
     }
     atlas.choose(node, world.disk(node), prng)

@@ -62,6 +62,17 @@ impl Durability {
                 self.servers.entry(from.node).or_default().unproven.insert(*version, *epoch);
                 Ok(())
             }
+            Note::Copied { epoch, version, .. } => {
+                self.servers.entry(from.node).or_default().unproven.insert(*version, *epoch);
+                Ok(())
+            }
+            // What it had announced in epochs that are over no longer binds it: others have that, too.
+            Note::CatchingUp { epoch, from: certain } => {
+                let server = self.servers.entry(from.node).or_default();
+                (server.announced_epoch, server.announced) = (*epoch, *certain);
+                server.unproven.retain(|version, _| *version <= *certain);
+                Ok(())
+            }
             Note::Durable { epoch, version } => self.durable(from, *epoch, *version, probe),
             Note::Locked { epoch, durable } => self.locked(from, *epoch, *durable, probe),
             Note::Recycled { last_version, .. } => {
@@ -118,10 +129,7 @@ impl Durability {
     /// What was announced before must be found again, unless a later epoch began below it.
     fn opened(&mut self, from: Endpoint, durable: Version, facts: &Facts) -> Judged {
         let server = self.servers.entry(from.node).or_default();
-        let dropped = facts
-            .newest_beginning()
-            .filter(|(epoch, _)| *epoch > server.announced_epoch)
-            .map_or(Version::MAX, |(_, beginning)| beginning.recovery_version);
+        let dropped = facts.lowest_recovery_after(server.announced_epoch);
         let expect = server.announced.min(dropped);
         demand!(
             "O5.lost",

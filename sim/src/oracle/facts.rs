@@ -144,8 +144,10 @@ impl Facts {
         self.beginnings.get(&epoch).copied()
     }
 
-    pub(super) fn newest_beginning(&self) -> Option<(Epoch, Beginning)> {
-        self.beginnings.last_key_value().map(|(epoch, beginning)| (*epoch, *beginning))
+    /// The lowest recovery version of the epochs after one, for those who may have missed some of them.
+    pub(super) fn lowest_recovery_after(&self, epoch: Epoch) -> Version {
+        let later = self.beginnings.range(epoch.plus(1)..);
+        later.map(|(_, beginning)| beginning.recovery_version).min().unwrap_or(Version::MAX)
     }
 
     /// Whether a later epoch began below a version: nobody will ever read it, and it may go.

@@ -26,6 +26,18 @@ impl Offsets {
                 }
                 Ok(())
             }
+            // What was copied is what another replica has.
+            Note::Copied { version, blocks, .. } => {
+                for (stream, base, count) in blocks {
+                    let known = self.any_block(*stream, *version);
+                    demand!(
+                        "I12.copy",
+                        known == Some((*base, *count)),
+                        "{from:?} copies {version} of {stream} at {base} + {count}, which is {known:?}"
+                    );
+                }
+                Ok(())
+            }
             Note::Acknowledged { epoch, position, offsets, .. } => {
                 for (stream, offset) in offsets {
                     let block = self.block(*epoch, *stream, position.version);

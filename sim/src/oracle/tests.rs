@@ -52,9 +52,11 @@ const fn client() -> Endpoint {
 fn generation(epoch: u64, begin: u64) -> Generation {
     Generation {
         epoch: Epoch(epoch),
+        first_epoch: Epoch(epoch),
         begin: Version(begin),
         end: None,
         log_servers: vec![NODE],
+        absent: Vec::new(),
         replication: 1,
     }
 }

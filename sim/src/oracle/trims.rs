@@ -19,9 +19,20 @@ pub(super) struct Trims {
     noted: BTreeMap<(NodeId, StreamId), (Version, Offset)>,
     /// What they can have persisted.
     persisted: BTreeMap<(NodeId, StreamId), Version>,
+    /// The last version that each log server took.
+    last: BTreeMap<NodeId, Version>,
+    /// What each log server cut off before it caught up: above the first, up to the second.
+    void: BTreeMap<NodeId, Vec<(Version, Version)>>,
 }
 
 impl Trims {
+    fn is_void(&self, node: NodeId, version: Version) -> bool {
+        let void = self.void.get(&node);
+        void.is_some_and(|void| {
+            void.iter().any(|(after, last)| (*after < version) && version <= *last)
+        })
+    }
+
     pub(super) fn note(&mut self, from: Endpoint, note: &Note, facts: &Facts) -> Judged {
         match note {
             Note::Trimmed { stream, through, first_offset } if !stream.is_system() => {
@@ -43,6 +54,16 @@ impl Trims {
                 );
                 Ok(())
             }
+            Note::Accepted { version, .. } | Note::Copied { version, .. } => {
+                self.last.insert(from.node, *version);
+                Ok(())
+            }
+            // What it has above is copied anew, elsewhere on its disk.
+            Note::CatchingUp { from: certain, .. } => {
+                let last = self.last.insert(from.node, *certain).unwrap_or_default();
+                self.void.entry(from.node).or_default().push((*certain, last));
+                Ok(())
+            }
             // A trim that a crash has interrupted may have become durable without a word.
             Note::Opened { .. } => {
                 for (stream, asked) in &self.asked {
@@ -57,7 +78,9 @@ impl Trims {
                     let trimmed = self.persisted.get(&key).copied().unwrap_or_default();
                     demand!(
                         "I13.recycled",
-                        *last <= trimmed || facts.is_rolled_back(*last),
+                        *last <= trimmed
+                            || facts.is_rolled_back(*last)
+                            || self.is_void(from.node, *last),
                         "{from:?} drops {last} of {stream}, trimmed to {trimmed}; \
                          the segment ends at {last_version}"
                     );
