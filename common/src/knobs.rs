@@ -121,6 +121,9 @@ knobs! {
     pull_bytes_max = 4 << 20, 1 << 10 => 64 << 10;
     /// A pull waits for news at most this long, ms.
     pull_wait_ms_max = 10_000, 10 => 1000;
+    /// An absent log server that has caught up asks for news this often, ms; one that waits for an answer
+    /// asks again after ten times as long.
+    copy_ms = 20, 5 => 50;
     /// Streams in one transaction, pull or description, at most.
     pull_streams_max = 10_000, 16 => 64;
     /// Pushes that wait for their predecessor, at most.

@@ -135,6 +135,24 @@ marks! {
     LeaderGaveWay "leader.gave_way" Uncommon,
     /// A recovery went on without a node that it would have liked to use.
     RecoveredWithoutNode "leader.recovered_without_node" Uncommon,
+    /// A recovery went on without a log server.
+    RecoveredWithoutLog "leader.recovered_without_log" Common,
+    /// An absent log server began to catch up.
+    CatchUpBegan "logserver.catch_up_began" Common,
+    /// What an absent log server had of an old epoch was cut off before it caught up.
+    CatchUpCut "logserver.catch_up_cut" Uncommon,
+    /// An absent log server that was restarted went on where it was.
+    CatchUpResumed "logserver.catch_up_resumed" Uncommon,
+    /// A log server that caught up took a trim over.
+    CatchUpTrim "logserver.catch_up_trim" Uncommon,
+    /// A copy came from the next holder, since the first one can't read it.
+    CatchUpElsewhere "logserver.catch_up_elsewhere" Rare,
+    /// An absent log server is whole again.
+    LogServerReturned "leader.log_server_returned" Common,
+    /// One that should have returned could not.
+    ReturnFailed "leader.return_failed" Uncommon,
+    /// A phase took so long that the recovery started over.
+    RecoveryLate "leader.recovery_late" Uncommon,
     /// A leader that stopped made another one lead.
     LeaderHandedOver "leader.handed_over" Rare,
     /// A commit whose outcome was unknown turned out to have committed.

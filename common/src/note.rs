@@ -40,6 +40,22 @@ pub enum Note {
         /// Each block's stream, first offset and record count (I12).
         blocks: Vec<(StreamId, Offset, u32)>,
     },
+    /// An absent log server begins to catch up: what it holds above `from` of older epochs is void.
+    CatchingUp {
+        /// The epoch that it copies under.
+        epoch: Epoch,
+        /// Inclusive.
+        from: Version,
+    },
+    /// An absent log server took a version that it had missed (I12).
+    Copied {
+        /// The epoch that it was copied under.
+        epoch: Epoch,
+        /// The version.
+        version: Version,
+        /// Each block's stream, first offset and record count.
+        blocks: Vec<(StreamId, Offset, u32)>,
+    },
     /// A log server's durable version moved (I7).
     Durable {
         /// The epoch of the last frame.

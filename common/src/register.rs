@@ -84,20 +84,32 @@ pub struct RegisterState {
 /// The log servers of one epoch.
 #[derive(Clone, PartialEq, Eq, Debug, Hash, Archive, Serialize, Deserialize)]
 pub struct Generation {
-    /// The epoch that wrote it.
+    /// The newest epoch that wrote it: neighbours on the same log servers are one generation.
     pub epoch: Epoch,
+    /// The oldest one.
+    pub first_epoch: Epoch,
     /// The recovery version it began at, exclusive: its first version is above.
     pub begin: Version,
     /// The last version that survived, inclusive; `None` while it is live.
     pub end: Option<Version>,
     /// Who holds its data, in the order of placement.
     pub log_servers: Vec<NodeId>,
-    /// How many of them hold each stream.
+    /// Who would hold a share too, but was not whole when it began.
+    pub absent: Vec<NodeId>,
+    /// How many hold each stream, the absent ones counted.
     pub replication: u8,
 }
 
+impl Generation {
+    /// How many of its log servers may be silent while the others are known to hold a copy of everything.
+    #[must_use]
+    pub fn spare_copies(&self) -> usize {
+        usize::from(self.replication).saturating_sub(1 + self.absent.len())
+    }
+}
+
 const MAGIC: [u8; 4] = *b"MRRG";
-const FORMAT: u16 = 1;
+const FORMAT: u16 = 2;
 const HEADER_BYTES: usize = 12;
 
 impl RegisterState {
@@ -185,10 +197,12 @@ mod tests {
             stamp: 9,
             generations: vec![Generation {
                 epoch: Epoch(2),
+                first_epoch: Epoch(2),
                 begin: Version(5),
                 end: None,
                 log_servers: vec![NodeId(7)],
-                replication: 1,
+                absent: vec![NodeId(8)],
+                replication: 2,
             }],
         };
         let bytes = state.encode();

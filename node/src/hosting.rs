@@ -81,6 +81,7 @@ impl Node {
             recovery_version: Version::ZERO,
             proxies: Vec::new(),
             log_servers: Vec::new(),
+            absent: Vec::new(),
             replication: 0,
             phase: phase.to_owned(),
             addresses: Vec::new(),
@@ -90,6 +91,7 @@ impl Node {
             view.recovery_version = hosted.plan.recovery_version;
             view.proxies.clone_from(&hosted.plan.proxies);
             view.log_servers.clone_from(&hosted.plan.log_servers);
+            view.absent.clone_from(&hosted.plan.absent);
             view.replication = hosted.plan.replication;
         }
         view

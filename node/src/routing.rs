@@ -288,7 +288,7 @@ mod tests {
         let (now, wall) = (Time(1), WallTime(1));
         let client = Peer { node: NodeId(9), incarnation: Incarnation(1) }.endpoint(Role::Client);
         let announce = Announce { known_committed: common::Version(7) };
-        for message in [Message::from(Lock {}), announce.into()] {
+        for message in [Message::from(Lock { generation: Epoch(1) }), announce.into()] {
             let to = me.endpoint(Role::LogServer);
             let envelope = Envelope { from: client, to, epoch: Epoch(99), message };
             let mut s = Surroundings { now, wall, knobs: &knobs, rng: &mut rng, out: &mut out };

@@ -21,9 +21,7 @@ use std::collections::BTreeMap;
 use common::catalog::{Catalog, StreamDefinition};
 use common::message::{CommitOutcome, EpochPlan, Pull, Pulled};
 use common::record::{decode_records, sections};
-use common::{
-    Code, Cx, Endpoint, Mark, NodeId, Note, Refusal, RequestId, StreamId, Time, Version, placement,
-};
+use common::{Code, Cx, Endpoint, Mark, Note, Refusal, RequestId, StreamId, Time, Version};
 
 use crate::Proxy;
 use crate::batch::Transaction;
@@ -74,8 +72,7 @@ const PULLS_OF_EPOCH_BITS: u32 = 40;
 
 impl CatalogView {
     pub(crate) fn new(plan: &EpochPlan) -> Self {
-        let nodes: Vec<NodeId> = plan.log_servers.iter().map(|server| server.node).collect();
-        let places = placement::holders(StreamId::CATALOG, &nodes, plan.replication);
+        let places = plan.holders(StreamId::CATALOG);
         Self {
             catalog: Catalog::default(),
             through: Version::ZERO,

@@ -14,7 +14,7 @@
 
 use bytes::Bytes;
 use common::message::{Announce, CommitOutcome, Durable, LogState, Push, PushAck, PushBlock};
-use common::{Cx, Endpoint, NodeId, Offset, Payload, Plant, StreamId, Time, Version, placement};
+use common::{Cx, Endpoint, Offset, Payload, Plant, StreamId, Time, Version};
 
 use crate::Proxy;
 use crate::batch::{Pair, Phase};
@@ -96,15 +96,15 @@ impl Proxy {
     }
 
     fn push(&mut self, cx: &mut Cx<'_>, place: usize, pair: Pair) {
-        let nodes: Vec<NodeId> =
-            self.log_servers.iter().map(|server| server.endpoint.node).collect();
         let batch = &mut self.batches[place];
         let (blocks, bodies): (Vec<PushBlock>, Vec<Bytes>) =
             assemble(&mut batch.transactions).into_iter().unzip();
-        let mut servers =
-            vec![ServerShare { blocks: Vec::new(), is_acknowledged: false }; nodes.len()];
+        let mut servers = vec![
+            ServerShare { blocks: Vec::new(), is_acknowledged: false };
+            self.log_servers.len()
+        ];
         for (block, entry) in blocks.iter().enumerate() {
-            for holder in placement::holders(entry.stream, &nodes, self.plan.replication) {
+            for holder in self.plan.holders(entry.stream) {
                 servers[holder].blocks.push(block);
             }
         }

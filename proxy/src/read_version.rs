@@ -143,7 +143,8 @@ impl Proxy {
             return;
         }
         let server_count = self.log_servers.len();
-        let enough = usize::from(self.plan.replication);
+        // The next recovery locks all but fewer than this of them.
+        let enough = usize::from(self.plan.replication) - self.plan.absent.len();
         self.reads.number += 1;
         self.reads.round = Some(Round {
             number: self.reads.number,

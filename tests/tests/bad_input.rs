@@ -289,7 +289,7 @@ fn a_client_can_not_say_what_only_roles_say() {
         let epoch = client.cluster().await.unwrap().epoch;
         let mut peer = Peer::greeted(&node, 0xbad).await;
         let forged: [(Role, Message); 5] = [
-            (Role::LogServer, Lock {}.into()),
+            (Role::LogServer, Lock { generation: Epoch(1) }.into()),
             (Role::LogServer, Announce { known_committed: Version(u64::MAX) }.into()),
             (Role::LogServer, Confirm { number: 1 }.into()),
             (Role::Sequencer, VersionRequest { number: 1, answered: 0 }.into()),

@@ -140,6 +140,7 @@ impl Server {
                 recovery_version: Version(0),
                 proxies: vec![NODE.endpoint(Role::Proxy(0))],
                 log_servers: vec![NODE.endpoint(Role::LogServer)],
+                absent: Vec::new(),
                 replication: 1,
                 phase: "serving".to_owned(),
                 addresses: Vec::new(),

@@ -156,20 +156,21 @@ impl Cluster {
 
     /// The connected log servers that hold a stream, best first.
     pub(super) fn holders(&self, stream: StreamId) -> Vec<Endpoint> {
-        let Some(view) = &self.view else { return Vec::new() };
-        let nodes: Vec<NodeId> = view.log_servers.iter().map(|server| server.node).collect();
-        placement::holders(stream, &nodes, view.replication)
-            .into_iter()
-            .map(|place| view.log_servers[place])
-            .filter(|server| self.reaches(*server))
-            .collect()
+        self.all_holders(stream).filter(|server| self.reaches(*server)).collect()
+    }
+
+    fn all_holders(&self, stream: StreamId) -> impl Iterator<Item = Endpoint> {
+        let view = self.view.iter();
+        view.flat_map(move |view| {
+            let nodes: Vec<NodeId> = view.log_servers.iter().map(|server| server.node).collect();
+            let places = placement::holders(stream, &nodes, &view.absent, view.replication);
+            places.into_iter().map(|place| view.log_servers[place])
+        })
     }
 
     /// How many log servers hold a stream, connected or not.
-    pub(super) fn holder_count(&self) -> usize {
-        self.view
-            .as_ref()
-            .map_or(0, |view| view.log_servers.len().min(usize::from(view.replication)))
+    pub(super) fn holder_count(&self, stream: StreamId) -> usize {
+        self.all_holders(stream).count()
     }
 
     /// Any connected node.

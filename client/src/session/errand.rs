@@ -87,7 +87,8 @@ impl Session {
         else {
             panic!("{key:?} is no trim");
         };
-        let holders = self.cluster.holders(*stream);
+        let (holders, holder_count) =
+            (self.cluster.holders(*stream), self.cluster.holder_count(*stream));
         let next = holders.iter().find(|holder| !done.contains_key(&holder.node)).copied();
         if let Some(next) = next {
             (*at, *is_asking) = (next.node, true);
@@ -97,7 +98,7 @@ impl Session {
             return true;
         }
         // All that can be asked have it; those that can't, must.
-        if holders.is_empty() || holders.len() < self.cluster.holder_count() {
+        if holders.is_empty() || holders.len() < holder_count {
             return false;
         }
         let through = done.values().map(|state| state.through).min();

@@ -207,7 +207,13 @@ impl Session {
         if let Some(deadline) = question.deadline {
             wake = wake.min(deadline);
         }
-        cx.send(target, Epoch::ZERO, question.ask.message(question.number));
+        // A trim must reach all that hold the stream in the epoch that serves: who knows an older one is
+        // told.
+        let epoch = match question.ask {
+            Ask::Trim { .. } => self.cluster.epoch(),
+            _ => Epoch::ZERO,
+        };
+        cx.send(target, epoch, question.ask.message(question.number));
         self.alarms.set(Item::Question(key), wake);
     }
 

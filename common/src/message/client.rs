@@ -356,7 +356,9 @@ pub struct ClusterView {
     pub proxies: Vec<Endpoint>,
     /// Where to pull, in the order of placement.
     pub log_servers: Vec<Endpoint>,
-    /// How many log servers hold each stream.
+    /// Log servers that have to catch up: what they hold is not whole.
+    pub absent: Vec<NodeId>,
+    /// How many log servers hold each stream, the absent ones counted.
     pub replication: u8,
     /// The name of the leader's phase, for people.
     pub phase: String,

@@ -6,6 +6,8 @@
 //! proxy   --Resolve, Settle--> resolver       --Resolved--> proxy
 //! proxy   --Push, Announce, Confirm--> log    --Durable, Confirmed--> proxy
 //! client  --Pull, Trim, Describe, FindId--> log --Pulled, Trimmed, Described, IdFound--> client
+//! leader  --CatchUp--> absent log server      --CaughtUp--> leader
+//! absent  --Copy--> log server                --Copied--> absent
 //! leader  --Beat, HandOver--> candidate
 //! leader  --Lock--> log, --Recruit, Serve--> node --Locked, Recruited--> leader
 //! client  --FindCluster, Status--> node       --ClusterView, StatusReply--> client
@@ -17,6 +19,7 @@
 //! never copied by passing a message on.
 
 mod client;
+mod copy;
 mod pipeline;
 mod recovery;
 
@@ -26,6 +29,7 @@ pub use client::{
     PulledBlock, PulledVersion, ReadVersionReply, ReadVersionRequest, Refused, SectionEntry,
     Status, StatusReply, StreamState, Trim, Trimmed,
 };
+pub use copy::{CatchUp, CaughtUp, Copied, CopiedTrim, Copy};
 pub use pipeline::{
     Announce, Confirm, Confirmed, Durable, LogState, Push, PushAck, PushBlock, Resolve,
     ResolveTransaction, Resolved, Settle, Settlement, Verdict, VersionReply, VersionRequest,
@@ -163,6 +167,10 @@ messages! {
     55 Serving Control,
     56 Beat Control,
     57 HandOver Control,
+    58 CatchUp Control boxed,
+    59 CaughtUp Control,
+    80 Copy Pull,
+    81 Copied Pull,
     60 FindCluster Control,
     61 ClusterView Control,
     62 Status Control,

@@ -4,7 +4,7 @@
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::Body;
-use crate::{Endpoint, Epoch, Peer, Role, Version};
+use crate::{Endpoint, Epoch, NodeId, Peer, Role, StreamId, Version, placement};
 
 /// Leader to candidate: this epoch's leader lives. Who hears it leaves the register alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
@@ -16,12 +16,17 @@ pub struct HandOver {}
 
 /// Leader to log server: refuse every older epoch, for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
-pub struct Lock {}
+pub struct Lock {
+    /// The epoch of the last generation in the register: the end of what it wrote is asked for.
+    pub generation: Epoch,
+}
 
 /// Log server to leader: locked, persistently; everything that was accepted is durable (I8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct Locked {
-    /// The highest version that this server has, inclusive; it will never announce more for an older epoch.
+    /// The highest version of the generation that this server has, inclusive, with everything below it; it
+    /// will never announce more for an older epoch. What epochs after the generation left here, which came to
+    /// nothing, does not count: nobody else may have cut what they cut.
     pub durable: Version,
     /// The highest version that it knows committed.
     pub known_committed: Version,
@@ -55,11 +60,24 @@ pub struct EpochPlan {
     pub resolvers: Vec<ResolverShare>,
     /// Who keeps the log, in the order of placement.
     pub log_servers: Vec<Endpoint>,
-    /// How many log servers hold each stream.
+    /// Log servers that are not whole up to RV: their shares have one copy less until they have caught up.
+    /// Fewer than `replication`.
+    pub absent: Vec<NodeId>,
+    /// Those of `log_servers` that were absent from the generation before: they copy what they miss up to RV
+    /// before they answer.
+    pub returning: Vec<NodeId>,
+    /// How many log servers hold each stream, the absent ones counted.
     pub replication: u8,
 }
 
 impl EpochPlan {
+    /// The places in `log_servers` of those that hold `stream`, best first; at least one.
+    #[must_use]
+    pub fn holders(&self, stream: StreamId) -> Vec<usize> {
+        let present: Vec<NodeId> = self.log_servers.iter().map(|server| server.node).collect();
+        placement::holders(stream, &present, &self.absent, self.replication)
+    }
+
     /// The ordering that every plan keeps; stops the process when it doesn't.
     pub fn check(&self) {
         assert!(
@@ -75,11 +93,21 @@ impl EpochPlan {
             "the shares cover the key space in order"
         );
         let replication = usize::from(self.replication);
+        let (present, absent) = (self.log_servers.len(), self.absent.len());
         assert!(
-            (1..=self.log_servers.len()).contains(&replication),
-            "{replication} copies on {} log servers",
-            self.log_servers.len()
+            (1..=present + absent).contains(&replication) && absent < replication,
+            "{replication} copies on {present} log servers, {absent} more are absent"
         );
+        let is_whole = |server: &&Endpoint| !self.returning.contains(&server.node);
+        assert!(
+            self.log_servers.iter().filter(is_whole).count() + self.returning.len() == present
+                && absent + self.returning.len() < replication,
+            "{:?} return to {:?}, {absent} are absent of {replication} copies",
+            self.returning,
+            self.log_servers
+        );
+        let is_present = |node| self.log_servers.iter().any(|server| server.node == node);
+        assert!(!self.absent.iter().any(|node| is_present(*node)), "{:?} are there", self.absent);
     }
 }
 

@@ -155,6 +155,34 @@ impl Index {
         })
     }
 
+    /// Takes over what another replica trimmed, above everything that is here of the stream: the blocks go to
+    /// `gone`, and the next one begins at `first_offset`.
+    pub(crate) fn adopt_trim(
+        &mut self,
+        stream: StreamId,
+        through: Version,
+        first_offset: Offset,
+        gone: impl FnMut(&BlockRef),
+    ) {
+        let entry = self.streams.entry(stream).or_default();
+        let last = entry.blocks.back().map_or(Version::ZERO, |block| block.version);
+        assert!(
+            last <= through && entry.next_offset <= first_offset,
+            "I12: {stream} is trimmed through {through} up to {first_offset}; here {last}, {}",
+            entry.next_offset
+        );
+        self.trim(stream, through, gone);
+        let entry = self.streams.get_mut(&stream).expect("it was just made");
+        entry.trimmed_offset = first_offset;
+        entry.next_offset = first_offset;
+        entry.last_gone = through;
+    }
+
+    /// All streams that anything is known of, ascending.
+    pub(crate) fn streams(&self) -> impl Iterator<Item = (StreamId, &Stream)> {
+        self.streams.iter().map(|(stream, entry)| (*stream, entry))
+    }
+
     /// Forgets the blocks of `stream` at or below `through`; each one goes to `gone`.
     pub(crate) fn trim(
         &mut self,
@@ -280,6 +308,12 @@ impl Stream {
     #[must_use]
     pub(crate) const fn trimmed_through(&self) -> Version {
         self.trimmed_through
+    }
+
+    /// The offset that the next record gets.
+    #[must_use]
+    pub(crate) const fn next_offset(&self) -> Offset {
+        self.next_offset
     }
 
     /// The offset of the first record that is left, or that will come next.

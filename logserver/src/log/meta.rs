@@ -221,6 +221,24 @@ impl Log {
         Some((self.meta.trim(stream, through, first_offset), first_offset))
     }
 
+    /// Says that another replica has trimmed `stream` through `through`, so that was committed: the ticket.
+    pub(crate) fn persist_adopted_trim(
+        &mut self,
+        stream: StreamId,
+        through: Version,
+        first_offset: Offset,
+    ) -> u64 {
+        self.meta.trim(stream, through, first_offset)
+    }
+
+    /// The latest epoch that this server was recruited for or caught up under, and what it began at.
+    pub(crate) fn latest_start(&self) -> (Epoch, Version) {
+        self.meta
+            .epochs()
+            .last()
+            .map_or((Epoch::ZERO, Version::ZERO), |start| (start.epoch, start.previous_version))
+    }
+
     pub(super) fn write_meta(&mut self, cx: &mut Cx<'_>) {
         let Some(meta) = self.meta.next() else { return };
         let lane = if self.meta.is_urgent { Lane::Log } else { Lane::Background };

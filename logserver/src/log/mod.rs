@@ -329,6 +329,15 @@ impl Log {
         self.tip.epoch.max(self.meta.epoch())
     }
 
+    /// How far the log of a generation's epoch reaches here. An epoch after it, which came to nothing, cut it
+    /// where it began; the latest of them lowest.
+    pub(crate) fn end_of(&self, generation: Epoch) -> Version {
+        match self.meta.epochs().last() {
+            Some(start) if start.epoch > generation => start.previous_version.min(self.durable),
+            _ => self.durable,
+        }
+    }
+
     pub(crate) const fn index(&self) -> &Index {
         &self.index
     }
@@ -370,6 +379,20 @@ impl Log {
         self.last = recovery_version;
         self.durable = recovery_version;
         dropped
+    }
+
+    /// Nothing of this server's share lies between its last version and `recovery_version`: the epoch goes on
+    /// from there.
+    pub(crate) fn skip_to(&mut self, recovery_version: Version) {
+        assert!(self.is_flushed(), "I7: frames are on their way below {recovery_version}");
+        assert!(
+            self.durable == self.last && self.last <= recovery_version,
+            "I1: {recovery_version} is below {}, {} of it durable",
+            self.last,
+            self.durable
+        );
+        self.last = recovery_version;
+        self.durable = recovery_version;
     }
 
     fn drop_above(&mut self, version: Version) {

@@ -1,6 +1,6 @@
 //! What a persisted trim lets go (I13).
 
-use common::{StreamId, Version};
+use common::{Offset, StreamId, Version};
 
 use super::{Log, segments};
 
@@ -18,6 +18,21 @@ impl Log {
         let segments = &mut self.segments;
         self.index.trim(stream, through, |block| segments::release(segments, block));
         through > before
+    }
+
+    /// Takes over a trim of another replica, which is persisted here.
+    pub(crate) fn adopt_trim(&mut self, stream: StreamId, through: Version, first_offset: Offset) {
+        let segments = &mut self.segments;
+        let release = |block: &_| segments::release(segments, block);
+        let has_more =
+            self.index.stream(stream).is_some_and(|entry| entry.next_offset() > first_offset);
+        if has_more {
+            self.index.trim(stream, through, release);
+        } else {
+            self.index.adopt_trim(stream, through, first_offset, release);
+        }
+        let found = self.index.stream(stream).map(|entry| entry.first_offset());
+        assert_eq!(found, Some(first_offset), "I12: {stream} is trimmed through {through}");
     }
 
     /// How many segments the log has.

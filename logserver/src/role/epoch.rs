@@ -12,10 +12,11 @@
 
 use std::collections::BTreeMap;
 
-use common::message::{EpochPlan, Locked, LogState, Recruit, Recruited, Serve};
+use common::message::{EpochPlan, Lock, Locked, LogState, Recruit, Recruited, Serve};
 use common::{Code, Cx, Endpoint, Epoch, Mark, Note, Ordered, Plant, Role, Version};
 
 use super::LogServer;
+use super::catch_up::Follower;
 use super::push::{CheckedPush, Pusher};
 use crate::log::Log;
 
@@ -87,11 +88,17 @@ impl Generation {
 #[derive(Clone, Debug)]
 pub(super) struct Takeover {
     epoch: Epoch,
-    /// The plan of a recruitment; `None` for a lock.
-    plan: Option<EpochPlan>,
+    aim: Aim,
     askers: Vec<Endpoint>,
     /// The meta generation that must be durable before the answer.
     ticket: Option<u64>,
+}
+
+/// What a takeover comes to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Aim {
+    Lock(Lock),
+    Recruit(EpochPlan),
 }
 
 impl Takeover {
@@ -99,8 +106,15 @@ impl Takeover {
         self.epoch
     }
 
+    const fn is_recruitment(&self) -> bool {
+        matches!(self.aim, Aim::Recruit(_))
+    }
+
     pub(super) const fn word(&self) -> &'static str {
-        if self.plan.is_some() { "recruitment" } else { "lock" }
+        match self.aim {
+            Aim::Lock(_) => "lock",
+            Aim::Recruit(_) => "recruitment",
+        }
     }
 }
 
@@ -113,19 +127,31 @@ impl LogServer {
             && !self.log.is_stopping()
     }
 
-    pub(super) fn handle_lock(&mut self, cx: &mut Cx<'_>, from: Endpoint, epoch: Epoch) {
+    /// Whether an epoch serves here that nobody has locked.
+    pub(super) fn serves(&self) -> bool {
+        self.is_accepting(self.epoch())
+            && self.generation.as_ref().is_some_and(|generation| generation.confirmed)
+    }
+
+    pub(super) fn handle_lock(
+        &mut self,
+        cx: &mut Cx<'_>,
+        from: Endpoint,
+        epoch: Epoch,
+        lock: Lock,
+    ) {
         if epoch < self.locked {
             let detail = format!("{epoch} is older than {}", self.locked);
             return self.refuse_role(cx, from, epoch, Code::WrongEpoch, detail);
         }
         // A leader that has recruited has its answers: this is an old repeat.
         let recruiting =
-            self.takeover.as_ref().is_some_and(|t| t.epoch == epoch && t.plan.is_some());
+            self.takeover.as_ref().is_some_and(|t| t.epoch == epoch && t.is_recruitment());
         if self.epoch() == epoch || recruiting {
             return;
         }
         let kept = cx.planted(Plant::LockedPush).then(|| self.generation.clone());
-        self.begin_takeover(from, epoch, None);
+        self.begin_takeover(from, epoch, Aim::Lock(lock));
         self.generation = kept.unwrap_or_else(|| self.generation.take());
     }
 
@@ -144,8 +170,17 @@ impl LogServer {
             let detail = format!("{epoch} is planned without {:?}", cx.me);
             return self.refuse_role(cx, from, epoch, Code::NotHere, detail);
         }
+        if self.is_returning_to(from, epoch) {
+            return;
+        }
+        let is_returning = plan.returning.contains(&cx.me.node);
+        let is_following = self.follower.as_ref().is_some_and(Follower::is_live);
+        if is_returning && !is_following && !self.is_being_recruited(epoch) {
+            let detail = format!("{epoch} has this server return, which does not catch up");
+            return self.refuse_role(cx, from, epoch, Code::NotHere, detail);
+        }
         // I12: without everything up to RV the next offsets are unknown here.
-        if plan.recovery_version > self.log.last() {
+        if !is_returning && plan.recovery_version > self.log.last() {
             let detail = format!(
                 "the log ends at {}, below the recovery version {}",
                 self.log.last(),
@@ -161,7 +196,7 @@ impl LogServer {
             );
             return cx.halt("forked_history", detail);
         }
-        self.begin_takeover(from, epoch, Some(plan));
+        self.begin_takeover(from, epoch, Aim::Recruit(plan));
     }
 
     /// The generation is in the register: what it claims to be committed is (I10, I11).
@@ -191,7 +226,11 @@ impl LogServer {
         }
     }
 
-    fn begin_takeover(&mut self, from: Endpoint, epoch: Epoch, plan: Option<EpochPlan>) {
+    fn is_being_recruited(&self, epoch: Epoch) -> bool {
+        self.takeover.as_ref().is_some_and(|t| t.epoch == epoch && t.is_recruitment())
+    }
+
+    fn begin_takeover(&mut self, from: Endpoint, epoch: Epoch, aim: Aim) {
         assert!(epoch >= self.locked, "{epoch} is older than {}", self.locked);
         // From here on nothing older is accepted or announced, whatever becomes of the disk.
         self.locked = epoch;
@@ -199,12 +238,12 @@ impl LogServer {
             generation.end();
         }
         match &mut self.takeover {
-            Some(running) if running.epoch == epoch && running.plan.is_some() == plan.is_some() => {
+            Some(running) if running.epoch == epoch && running.aim == aim => {
                 if !running.askers.contains(&from) {
                     running.askers.push(from);
                 }
             }
-            slot => *slot = Some(Takeover { epoch, plan, askers: vec![from], ticket: None }),
+            slot => *slot = Some(Takeover { epoch, aim, askers: vec![from], ticket: None }),
         }
     }
 
@@ -223,45 +262,57 @@ impl LogServer {
             self.takeover = Some(takeover);
             return;
         }
-        match takeover.plan {
-            None => self.answer_lock(cx, takeover.epoch, &takeover.askers),
-            Some(plan) => self.begin_generation(cx, plan, &takeover.askers),
+        match takeover.aim {
+            Aim::Lock(lock) => self.answer_lock(cx, takeover.epoch, lock, &takeover.askers),
+            Aim::Recruit(plan) if plan.returning.contains(&cx.me.node) => {
+                self.begin_return(cx, plan, takeover.askers);
+            }
+            Aim::Recruit(plan) => self.begin_generation(cx, plan, &takeover.askers),
         }
     }
 
     fn persist_takeover(&mut self, cx: &mut Cx<'_>, takeover: &Takeover) -> u64 {
-        let Some(plan) = &takeover.plan else {
+        let Aim::Recruit(plan) = &takeover.aim else {
             return self.log.persist_lock(takeover.epoch);
         };
-        let recovery_version = plan.recovery_version;
-        let dropped = self.log.begin_epoch(takeover.epoch, recovery_version);
-        self.ids.drop_above(recovery_version);
-        self.pulls.drop_above(recovery_version);
-        if dropped {
+        // One that returns begins where it is certain, and copies the rest.
+        self.follower = None;
+        let is_returning = plan.returning.contains(&cx.me.node);
+        let begin = if is_returning { self.log.last() } else { plan.recovery_version };
+        if self.begin_own_epoch(takeover.epoch, begin) {
             cx.mark(Mark::TailDropped);
         }
         self.log.persist_lock(takeover.epoch)
     }
 
-    fn answer_lock(&self, cx: &mut Cx<'_>, epoch: Epoch, askers: &[Endpoint]) {
+    fn answer_lock(&self, cx: &mut Cx<'_>, epoch: Epoch, lock: Lock, askers: &[Endpoint]) {
         let (durable, last) = (self.log.durable(), self.log.last());
         assert_eq!(durable, last, "I8: {last} was accepted and {durable} is durable");
+        let durable = self.log.end_of(lock.generation);
+        let known_committed = self.served_limit();
+        assert!(
+            known_committed <= durable,
+            "I9: {known_committed} is committed, and {durable} is the end of {}",
+            lock.generation
+        );
         cx.note(Note::Locked { epoch, durable });
         for asker in askers {
-            let known_committed = self.served_limit();
             cx.send(*asker, epoch, Locked { durable, known_committed });
         }
     }
 
-    fn begin_generation(&mut self, cx: &mut Cx<'_>, plan: EpochPlan, askers: &[Endpoint]) {
+    pub(super) fn begin_generation(
+        &mut self,
+        cx: &mut Cx<'_>,
+        plan: EpochPlan,
+        askers: &[Endpoint],
+    ) {
         let epoch = plan.epoch;
         assert!(epoch >= self.locked, "I8: {epoch} begins under {}", self.locked);
         assert_eq!(self.log.last(), plan.recovery_version, "I1: {epoch} begins at RV");
         self.generation = Some(Generation::new(plan, cx.knobs.pushes_waiting_max));
         cx.note(Note::RoleChanged { role: Role::LogServer, epoch, began: true });
-        for asker in askers {
-            cx.send(*asker, epoch, Recruited { role: Role::LogServer });
-        }
+        Self::answer_recruits(cx, epoch, askers);
         if self.log.state() == LogState::Full {
             self.announce_state(cx);
         }

@@ -221,6 +221,10 @@ impl LogServer {
         if through.0 < self.ids.trimmed_through.0 + life / TRIMS_A_LIFE {
             return;
         }
+        if self.follower.is_some() {
+            // The trims of its share come with the copies.
+            return;
+        }
         self.ids.trimmed_through = through;
         while self.ids.known.first().is_some_and(|first| first <= through) {
             self.ids.forget_first();

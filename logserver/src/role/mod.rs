@@ -3,6 +3,8 @@
 //! ```text
 //! proxy  --Push, Announce, Confirm-->   push     chain order, acknowledgements, known committed version
 //! leader --Lock, Recruit, Serve----->   epoch    which epoch may write here
+//! leader --CatchUp------------------>   catch_up an absent server becomes whole again
+//! absent --Copy--------------------->   copy     what it has missed
 //! client --Pull--------------------->   pull     whole versions up to the served limit
 //! client --Trim, Describe----------->   trim
 //! client --FindId------------------->   ids      what became of a transaction
@@ -26,6 +28,8 @@
 //! ```
 //! `known committed <= durable` is what honest proxies say; the minimum is taken all the same.
 
+mod catch_up;
+mod copy;
 mod epoch;
 mod ids;
 mod known;
@@ -38,12 +42,14 @@ mod trim;
 
 pub use status::{LogStatus, Standing};
 
-use common::message::{Message, Refused};
+use common::message::{Lock, Message, Refused};
 use common::{
     Code, Cx, Endpoint, Epoch, Event, NodeId, Note, Plant, Refusal, RequestId, Timer, Version,
 };
 
 use crate::log::{Log, LogEvent};
+use catch_up::Follower;
+use copy::Copies;
 use epoch::{Generation, Takeover};
 use ids::Ids;
 use pull::Pulls;
@@ -55,6 +61,8 @@ pub(crate) const SPARES: Timer = Timer(0);
 const PULLS: Timer = Timer(1);
 /// A waiting question after an id has waited long enough.
 const FINDS: Timer = Timer(2);
+/// Copies: asks again, or for news.
+const COPIES: Timer = Timer(3);
 
 /// The log server: a machine that keeps the log of its node.
 #[derive(Clone, Debug)]
@@ -67,7 +75,10 @@ pub struct LogServer {
     /// A lock or a recruitment that waits for the disk.
     takeover: Option<Takeover>,
     /// A lock that came while the log was being opened, of the newest epoch: answered as soon as it is open.
-    early_lock: Option<(Endpoint, Epoch)>,
+    early_lock: Option<(Endpoint, Epoch, Lock)>,
+    /// Catching up, while the live epoch is written without this server.
+    follower: Option<Follower>,
+    copies: Copies,
     pulls: Pulls,
     trims: Trims,
     ids: Ids,
@@ -83,6 +94,8 @@ impl LogServer {
             locked: Epoch::ZERO,
             takeover: None,
             early_lock: None,
+            follower: None,
+            copies: Copies::default(),
             pulls: Pulls::default(),
             trims: Trims::default(),
             ids: Ids::default(),
@@ -104,6 +117,7 @@ impl LogServer {
             Event::Timer(SPARES) => self.log.handle_spares_timer(cx),
             Event::Timer(PULLS) => self.handle_pulls_timer(cx),
             Event::Timer(FINDS) => self.handle_finds_timer(cx),
+            Event::Timer(COPIES) => self.handle_copies_timer(cx),
             Event::Timer(timer) => panic!("{timer:?} is no timer of a log server"),
             Event::Disk(completion) => {
                 for event in self.log.handle_disk(cx, completion) {
@@ -114,13 +128,14 @@ impl LogServer {
             Event::PeerDown(peer) => self.pulls.forget(peer),
         }
         if self.log.is_open()
-            && let Some((leader, epoch)) = self.early_lock.take()
+            && let Some((leader, epoch, lock)) = self.early_lock.take()
         {
-            self.handle_lock(cx, leader, epoch);
+            self.handle_lock(cx, leader, epoch, lock);
         }
         self.take_pushes(cx);
         self.log.pump(cx);
         self.progress_takeover(cx);
+        self.progress_follower(cx);
         self.progress_trims(cx);
         self.handle_limit(cx, before);
         self.log.pump(cx);
@@ -140,6 +155,7 @@ impl LogServer {
     pub fn check(&self) {
         self.log.check();
         self.pulls.check();
+        self.copies.check();
         self.ids.check();
         if let Some(generation) = &self.generation {
             generation.check(&self.log, self.locked);
@@ -182,11 +198,14 @@ impl LogServer {
             Message::Push(push) => self.handle_push(cx, from, epoch, push),
             Message::Announce(announce) => self.handle_announce(epoch, announce),
             Message::Confirm(confirm) => self.handle_confirm(cx, from, epoch, confirm),
-            Message::Lock(_) => self.handle_lock(cx, from, epoch),
+            Message::Lock(lock) => self.handle_lock(cx, from, epoch, lock),
+            Message::CatchUp(catch_up) => self.handle_catch_up(cx, from, epoch, &catch_up),
+            Message::Copy(copy) => self.handle_copy(cx, from, epoch, &copy),
+            Message::Copied(copied) => self.handle_copied(cx, from, copied),
             Message::Recruit(recruit) => self.handle_recruit(cx, from, *recruit),
             Message::Serve(serve) => self.handle_serve(&serve),
             Message::Pull(pull) => self.handle_pull(cx, from, pull),
-            Message::Trim(trim) => self.handle_trim(cx, from, trim),
+            Message::Trim(trim) => self.handle_trim(cx, from, epoch, trim),
             Message::Describe(describe) => self.handle_describe(cx, from, describe),
             Message::FindId(find) => self.handle_find_id(cx, from, find),
             Message::Refused(_) => {}
@@ -206,10 +225,10 @@ impl LogServer {
         message: &Message,
     ) {
         let request = match message {
-            Message::Lock(_) => {
-                let is_newer = self.early_lock.is_none_or(|(_, earlier)| epoch >= earlier);
+            Message::Lock(lock) => {
+                let is_newer = self.early_lock.is_none_or(|(_, earlier, _)| epoch >= earlier);
                 if is_newer {
-                    self.early_lock = Some((from, epoch));
+                    self.early_lock = Some((from, epoch, *lock));
                 }
                 return;
             }
@@ -232,6 +251,9 @@ impl LogServer {
             }
             LogEvent::Flushed => self.announce_durable(cx),
             LogEvent::StateChanged => self.announce_state(cx),
+            LogEvent::Read { id, result } if self.copies.is_reading(id) => {
+                self.handle_copy_read(cx, id, result);
+            }
             LogEvent::Read { id, result } => self.handle_read(cx, id, result),
         }
     }

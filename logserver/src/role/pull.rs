@@ -47,15 +47,15 @@ struct Reading {
 
 /// What an answer will consist of.
 #[derive(Clone, Debug, Default)]
-struct Gathered {
-    through: Version,
-    versions: Vec<PulledVersion>,
-    blocks: Vec<(StreamId, BlockRef)>,
+pub(super) struct Gathered {
+    pub(super) through: Version,
+    pub(super) versions: Vec<PulledVersion>,
+    pub(super) blocks: Vec<(StreamId, BlockRef)>,
 }
 
 impl Gathered {
     /// What of it is below `version`, if there is any.
-    fn before(mut self, version: Version) -> Option<Self> {
+    pub(super) fn before(mut self, version: Version) -> Option<Self> {
         assert!(
             version <= self.through,
             "{version} is no part of an answer through {}",
@@ -277,7 +277,7 @@ impl LogServer {
         let bytes_max = u64::from(pull.bytes_max).min(cx.knobs.pull_bytes_max);
         let limit = self.served_limit();
         let limit = if cx.planted(Plant::ServeUncommitted) { self.log.durable() } else { limit };
-        let mut answer = gather(&self.log, &pull, limit, bytes_max);
+        let mut answer = gather(&self.log, &pull.streams, pull.after, limit, bytes_max);
         if cx.planted(Plant::ThroughTooFar) {
             answer.through = limit.max(pull.after);
         }
@@ -287,12 +287,7 @@ impl LogServer {
             pull.after,
             answer.through
         );
-        let (tail, blocks) = (self.log.tail(), answer.blocks.iter());
-        let missing: Vec<(StreamId, BlockRef)> = blocks
-            .filter(|(stream, block)| tail.body(*stream, block.version).is_none())
-            .copied()
-            .collect();
-        if missing.is_empty() {
+        if self.has_in_tail(&answer) {
             if !answer.blocks.is_empty() {
                 cx.mark(Mark::PullFromTail);
             }
@@ -315,6 +310,27 @@ impl LogServer {
         answer: Gathered,
         bodies: &BTreeMap<(StreamId, Version), Bytes>,
     ) {
+        let (blocks, payload) = self.join(&answer, bodies);
+        let (after, through) = (pull.after, answer.through);
+        cx.note(Note::Delivered { to: from, after, through });
+        let versions = answer.versions;
+        let request = pull.request;
+        let pulled = Pulled { request, after, through, versions, blocks, payload };
+        cx.send(from, self.epoch(), pulled);
+    }
+
+    /// Whether no body of an answer has to be read.
+    pub(super) fn has_in_tail(&self, answer: &Gathered) -> bool {
+        let tail = self.log.tail();
+        answer.blocks.iter().all(|(stream, block)| tail.body(*stream, block.version).is_some())
+    }
+
+    /// The blocks of an answer and their bodies: what was read, and the rest from the tail.
+    pub(super) fn join(
+        &self,
+        answer: &Gathered,
+        bodies: &BTreeMap<(StreamId, Version), Bytes>,
+    ) -> (Vec<PulledBlock>, Payload) {
         let mut payload = Payload::new();
         let mut blocks = Vec::with_capacity(answer.blocks.len());
         for (stream, block) in &answer.blocks {
@@ -334,12 +350,7 @@ impl LogServer {
                 }
             }
         }
-        let (after, through) = (pull.after, answer.through);
-        cx.note(Note::Delivered { to: from, after, through });
-        let versions = answer.versions;
-        let request = pull.request;
-        let pulled = Pulled { request, after, through, versions, blocks, payload };
-        cx.send(from, self.epoch(), pulled);
+        (blocks, payload)
     }
 
     /// The disk has answered a pull's read.
@@ -406,15 +417,18 @@ impl LogServer {
     }
 }
 
-/// The blocks of the pull's streams above `after` and up to `limit`, by version, then by stream: whole
+/// The blocks of the streams above `after` and up to `limit`, by version, then by stream: whole
 /// versions up to `bytes_max`, and at least one.
-fn gather(log: &Log, pull: &Pull, limit: Version, bytes_max: u64) -> Gathered {
-    let mut cursors: Vec<_> = pull
-        .streams
+pub(super) fn gather(
+    log: &Log,
+    streams: &[StreamId],
+    after: Version,
+    limit: Version,
+    bytes_max: u64,
+) -> Gathered {
+    let mut cursors: Vec<_> = streams
         .iter()
-        .filter_map(|stream| {
-            Some((*stream, log.index().stream(*stream)?.after(pull.after).peekable()))
-        })
+        .filter_map(|stream| Some((*stream, log.index().stream(*stream)?.after(after).peekable())))
         .collect();
     let mut heads = BinaryHeap::new();
     for (place, (_, cursor)) in cursors.iter_mut().enumerate() {
@@ -423,7 +437,7 @@ fn gather(log: &Log, pull: &Pull, limit: Version, bytes_max: u64) -> Gathered {
         }
     }
     // Nothing else of these streams is at or below it, though nothing may be above `after` yet.
-    let mut gathered = Gathered { through: limit.max(pull.after), ..Gathered::default() };
+    let mut gathered = Gathered { through: limit.max(after), ..Gathered::default() };
     let (mut bytes, mut version_bytes) = (0, 0);
     let mut started: Option<PulledVersion> = None;
     while let Some(Reverse((version, place))) = heads.pop() {

@@ -4,6 +4,7 @@ use common::message::LogState;
 use common::{Epoch, Version};
 
 use super::LogServer;
+use super::catch_up::Follower;
 
 /// What a log server does now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,16 +101,19 @@ impl LogServer {
         if let Some(takeover) = &self.takeover {
             waits.push(format!("{} by {} waits for the disk", takeover.word(), takeover.epoch()));
         }
+        waits.extend(self.follower.as_ref().map(Follower::waits));
         if self.log.waits_for_segment() {
             waits.push("a flush waits for a segment".to_owned());
         }
         let early =
             self.generation.as_ref().map_or(0, |generation| generation.chain.waiting_count());
+        let copies = self.copies.reading_count();
         let trims = self.trims.waiting_count();
         let finds = self.ids.waiting_count();
         for (count, what) in [
             (early, "pushes wait for their predecessor or for room"),
             (trims, "trims wait for the disk"),
+            (copies, "copies for others wait for the disk"),
             (finds, "questions after ids wait for a version to be committed"),
         ] {
             if count > 0 {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use common::message::{Describe, Described, StreamState, Trim, Trimmed};
-use common::{Code, Cx, Endpoint, Note, Offset, Plant, RequestId, StreamId, Version};
+use common::{Code, Cx, Endpoint, Epoch, Note, Offset, Plant, RequestId, StreamId, Version};
 
 use super::LogServer;
 
@@ -37,11 +37,31 @@ impl Trims {
 }
 
 impl LogServer {
-    pub(super) fn handle_trim(&mut self, cx: &mut Cx<'_>, from: Endpoint, trim: Trim) {
+    pub(super) fn handle_trim(
+        &mut self,
+        cx: &mut Cx<'_>,
+        from: Endpoint,
+        epoch: Epoch,
+        trim: Trim,
+    ) {
         // The ids are trimmed here; the catalog never is: without it no stream is known any more.
         if trim.stream.is_system() {
             let detail = format!("{} is the system's", trim.stream);
             return self.refuse(cx, from, trim.request, Code::SystemStream, detail);
+        }
+        // From a lock to the next epoch's begin nothing is trimmed, so that one who returns misses no trim;
+        // and then only by those who know the epoch's log servers.
+        if !self.serves() {
+            let detail = "no epoch serves here";
+            return self.refuse(cx, from, trim.request, Code::Recovering, detail);
+        }
+        if epoch < self.epoch() {
+            let detail = format!("{epoch} is over, {} has other log servers", self.epoch());
+            return self.refuse(cx, from, trim.request, Code::WrongEpoch, detail);
+        }
+        if self.follower.is_some() {
+            let detail = "this log server catches up: others have its share";
+            return self.refuse(cx, from, trim.request, Code::NotHere, detail);
         }
         if self.trims.waiting.len() >= TRIMS_WAITING_MAX {
             let detail = format!("{} trims wait", self.trims.waiting.len());

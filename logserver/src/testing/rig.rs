@@ -207,6 +207,8 @@ impl Rig {
                 begin: vec![],
             }],
             log_servers: [self.me].into_iter().chain(self.other).collect(),
+            absent: Vec::new(),
+            returning: Vec::new(),
             replication: 1,
         }
     }

@@ -64,6 +64,8 @@ fn plan(proxies: u8, begins: &[&str], log_servers: u64, replication: u8) -> Epoc
         proxies: (0..proxies).map(proxy).collect(),
         resolvers: resolvers.collect(),
         log_servers: (0..log_servers).map(log_server).collect(),
+        absent: Vec::new(),
+        returning: Vec::new(),
         replication,
     }
 }

@@ -32,6 +32,8 @@ fn plan() -> EpochPlan {
         proxies: vec![proxy(0), proxy(1)],
         resolvers: vec![ResolverShare { resolver: endpoint(1, Role::Resolver(0)), begin: vec![] }],
         log_servers: vec![endpoint(3, Role::LogServer)],
+        absent: Vec::new(),
+        returning: Vec::new(),
         replication: 1,
     }
 }

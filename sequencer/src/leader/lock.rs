@@ -24,6 +24,7 @@ impl Leader {
         self.ask_for_signs_of_life(cx);
     }
 
+    /// The log servers that the last generation was written to.
     pub(super) fn old_log_servers(&self) -> Vec<NodeId> {
         self.state.generations.last().map(|last| last.log_servers.clone()).unwrap_or_default()
     }
@@ -31,6 +32,21 @@ impl Leader {
     /// Of the old generation or of the new one.
     fn is_log_server(&self, node: NodeId) -> bool {
         self.topology.log_servers.contains(&node) || self.old_log_servers().contains(&node)
+    }
+
+    /// What the silent ones of the old log servers may do to the recovery (I9).
+    fn judge_silence(&self, silent: impl Iterator<Item = NodeId>) -> Silence {
+        let Some(last) = self.state.generations.last() else {
+            // The very first epoch needs all that there will be.
+            let mut silent = silent.filter(|node| self.topology.log_servers.contains(node));
+            return if silent.next().is_none() { Silence::Bearable } else { Silence::Fatal };
+        };
+        let silent_count = silent.filter(|node| last.log_servers.contains(node)).count();
+        if silent_count <= last.spare_copies() { Silence::Bearable } else { Silence::Fatal }
+    }
+
+    fn is_late(&self, cx: &Cx<'_>) -> bool {
+        cx.now.since(self.since) >= Duration::from_millis(cx.knobs.finding_ms)
     }
 
     pub(super) fn ask_for_signs_of_life(&mut self, cx: &mut Cx<'_>) {
@@ -55,14 +71,25 @@ impl Leader {
     }
 
     /// After a while a recovery goes on without those that only lead, resolve or commit: others can do that.
-    /// The log servers, of the old generation and the new one, are waited for.
+    /// Of the old log servers it can do without as many as can't hold all copies of anything.
     pub(super) fn find_no_longer(&mut self, cx: &mut Cx<'_>) {
         let Phase::Finding { lives } = &self.phase else { return };
-        let is_needed = |node| self.is_log_server(node);
-        let is_late = cx.now.since(self.since) >= Duration::from_millis(cx.knobs.finding_ms);
-        if is_late && lives.answered_count() > 0 && !lives.silent().any(is_needed) {
+        let is_heard = lives.answered_count() > 0;
+        if self.is_late(cx) && is_heard && self.judge_silence(lives.silent()) == Silence::Bearable {
             cx.mark(Mark::RecoveredWithoutNode);
             self.lock_logs(cx);
+        }
+    }
+
+    /// The same for those that were found and don't answer the lock.
+    pub(super) fn lock_no_longer(&mut self, cx: &mut Cx<'_>) {
+        let Phase::Locking { locks } = &self.phase else { return };
+        let old = self.old_log_servers();
+        let has_answered = |node: &NodeId| locks.answered().any(|(answered, _)| answered == *node);
+        let silent = old.into_iter().filter(|node| !has_answered(node));
+        let is_heard = locks.answered_count() > 0;
+        if self.is_late(cx) && is_heard && self.judge_silence(silent) == Silence::Bearable {
+            self.end_lock(cx);
         }
     }
 
@@ -72,11 +99,14 @@ impl Leader {
         };
         self.lives = lives.answered().map(|(node, life)| (node, life.peer())).collect();
         assert!(!self.lives.is_empty(), "somebody was found");
-        let servers = self.old_log_servers();
-        if servers.is_empty() {
-            // The very first epoch: there is nothing to survive.
-            return self.recruit(cx, Version::ZERO);
+        let old = self.old_log_servers();
+        if old.is_empty() {
+            // The very first epoch: there is nothing to survive, and everybody is whole.
+            let whole = self.topology.log_servers.clone();
+            return self.recruit(cx, Version::ZERO, whole);
         }
+        let servers: Vec<NodeId> =
+            old.into_iter().filter(|node| self.lives.contains_key(node)).collect();
         let count = servers.len();
         self.enter(cx, Phase::Locking { locks: Gather::new(servers, count) });
         self.ask_for_locks(cx);
@@ -84,8 +114,10 @@ impl Leader {
 
     pub(super) fn ask_for_locks(&mut self, cx: &mut Cx<'_>) {
         let Phase::Locking { locks } = &self.phase else { return };
+        let last = self.state.generations.last().expect("a generation is locked");
+        let generation = last.epoch;
         for node in locks.silent() {
-            cx.send(self.life(node, Role::LogServer), self.epoch, Lock {});
+            cx.send(self.life(node, Role::LogServer), self.epoch, Lock { generation });
         }
     }
 
@@ -111,31 +143,50 @@ impl Leader {
             return cx.halt("log_lost", detail);
         }
         if locks.answer(from.node, locked) == Gathered::Enough {
-            let mut version = recovery_version(locks.answered().map(|(_, locked)| locked));
-            let committed = locks.answered().map(|(_, locked)| locked.known_committed).max();
-            if committed.is_some_and(|committed| committed > version) {
-                let detail = format!(
-                    "{committed:?} was committed, durable on all, and a log ends at {version}: {:?}",
-                    locks.answered().collect::<Vec<_>>()
-                );
-                return cx.halt("log_lost", detail);
-            }
-            if cx.planted(Plant::LeastKnown) {
-                let known = locks.answered().map(|(_, locked)| locked.known_committed);
-                version = known.min().unwrap_or(version);
-            }
-            if cx.planted(Plant::LongestLog) {
-                let ends = locks.answered().map(|(_, locked)| locked.durable);
-                version = ends.max().unwrap_or(version);
-            }
-            self.recruit(cx, version);
+            self.end_lock(cx);
         }
+    }
+
+    /// Enough are locked: fixes RV. Those that have not answered are not whole from here on.
+    fn end_lock(&mut self, cx: &mut Cx<'_>) {
+        let Phase::Locking { locks } = &self.phase else {
+            panic!("RV follows the locks, not {}", self.phase.name())
+        };
+        let mut version = recovery_version(locks.answered().map(|(_, locked)| locked));
+        let committed = locks.answered().map(|(_, locked)| locked.known_committed).max();
+        if committed.is_some_and(|committed| committed > version) {
+            let detail = format!(
+                "{committed:?} was committed, durable on all, and a log ends at {version}: {:?}",
+                locks.answered().collect::<Vec<_>>()
+            );
+            return cx.halt("log_lost", detail);
+        }
+        if cx.planted(Plant::LeastKnown) {
+            let known = locks.answered().map(|(_, locked)| locked.known_committed);
+            version = known.min().unwrap_or(version);
+        }
+        if cx.planted(Plant::LongestLog) {
+            let ends = locks.answered().map(|(_, locked)| locked.durable);
+            version = ends.max().unwrap_or(version);
+        }
+        let whole = locks.answered().map(|(node, _)| node).collect();
+        self.recruit(cx, version, whole);
     }
 
     /// A role on the present life of a node.
     pub(super) fn life(&self, node: NodeId, role: Role) -> Endpoint {
         self.lives.get(&node).map_or_else(|| whoever(node, role), |peer| peer.endpoint(role))
     }
+}
+
+/// Whether a recovery can do without those that don't answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+enum Silence {
+    /// What answered holds a copy of everything, and no acknowledgement was possible without it.
+    Bearable,
+    /// The silent may hold all copies of something.
+    Fatal,
 }
 
 /// A role on whichever life of a node is there.

@@ -17,16 +17,20 @@
 //! | Locked | log server | Lock | the log servers of the last generation (I8) |
 //! | Recruited | node | Recruit | the nodes of the plan |
 //! | CommitReply | proxy | CommitRequest | the first proxy, through the normal path |
+//! | CaughtUp | log server | CatchUp | log servers that the epoch is written without |
 //! | Serving | node | Serve | every live node, only after the register holds the generation (I10) |
 //! | Refused | any | | a newer epoch exists: follow its leader, or start over where nobody else can lead |
 //!
 //! # Invariants
-//! - I9: RV is the minimum durable version over the locked log servers. With static placement all of them
-//!   must answer, so that each is whole up to RV. A log that ends below its generation's first version has
-//!   lost what it had: its answer would drop everybody else's data, so the leader halts.
+//! - I9: RV is the minimum durable version over the locked log servers. Those of the generation that stay
+//!   silent, and those that it was written without, are fewer than its copies. A silent one is *absent* from
+//!   the next generation: it keeps its share, with a copy less, until it is whole again. A log that ends
+//!   below its generation's first version has lost what it had: its answer would drop everybody else's data,
+//!   so the leader halts.
 //! - I5: RTV - RV = FENCE_JUMP.
 //! - I10: `Serve` is sent only after the compare-and-set of Publishing is known to have succeeded.
 
+mod absent;
 mod follow;
 mod lock;
 mod prove;
@@ -36,6 +40,7 @@ mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use absent::Returns;
 use common::message::{EpochPlan, Locked};
 use common::register::{RegisterState, Revision};
 use common::{
@@ -181,6 +186,9 @@ pub struct Leader {
     request: RequestId,
     /// Watching: who has answered since the last tick.
     silent_ticks: BTreeMap<NodeId, u32>,
+    /// Attempts in a row that a phase was too late for.
+    late_count: u32,
+    returns: Returns,
     /// Whose connection broke and who has not been heard since.
     doubted: BTreeSet<NodeId>,
     last_cause: &'static str,
@@ -228,6 +236,8 @@ impl Leader {
             plan: None,
             request: RequestId::ZERO,
             silent_ticks: BTreeMap::new(),
+            late_count: 0,
+            returns: Returns::default(),
             doubted: BTreeSet::new(),
             last_cause: "start",
         }
@@ -267,6 +277,7 @@ impl Leader {
             Message::Locked(locked) => self.handle_locked(cx, from, locked),
             Message::Recruited(recruited) => self.handle_recruited(cx, from, recruited.role),
             Message::CommitReply(reply) => self.handle_proof(cx, reply),
+            Message::CaughtUp(caught_up) => self.handle_caught_up(cx, from, caught_up),
             Message::Serving(_) => self.handle_serving(cx, from),
             _ => {}
         }
@@ -274,6 +285,9 @@ impl Leader {
 
     /// Somebody refuses this epoch: a newer leader exists, or the receiver has lost its role.
     fn handle_refused(&mut self, cx: &mut Cx<'_>, from: Endpoint, code: Code) {
+        if code == Code::NotHere && self.is_returning(from) {
+            return self.recover(cx, "return_refused");
+        }
         let is_fenced = matches!(code, Code::WrongEpoch | Code::Locked);
         if is_fenced && self.is_past_finding() && self.lives.contains_key(&from.node) {
             self.give_way(cx, "fenced");
@@ -287,7 +301,9 @@ impl Leader {
         } else {
             cx.mark(Mark::RecoveryInterrupted);
         }
+        self.note_failed_return_if_unwritten(cx);
         self.last_cause = cause;
+        self.returns.take_ready();
         self.plan = None;
         self.read_register(cx, None);
     }
@@ -341,7 +357,10 @@ impl Leader {
                 self.ask_for_signs_of_life(cx);
                 self.find_no_longer(cx);
             }
-            Phase::Locking { .. } => self.ask_for_locks(cx),
+            Phase::Locking { .. } => {
+                self.ask_for_locks(cx);
+                self.lock_no_longer(cx);
+            }
             Phase::Recruiting { .. } => self.ask_for_roles(cx),
             Phase::Proving => self.ask_for_proof(cx),
             Phase::Announcing { .. } => self.ask_to_serve(cx),
@@ -349,6 +368,7 @@ impl Leader {
         }
         if self.is_past_finding() && !matches!(self.phase, Phase::Serving) {
             self.ask_after_lives(cx);
+            self.start_over_when_late(cx);
         }
         if !matches!(self.phase, Phase::Idle) {
             self.arm_retry(cx);

@@ -64,8 +64,13 @@ impl Leader {
     pub(super) fn handle_serving(&mut self, cx: &mut Cx<'_>, from: Endpoint) {
         let Phase::Announcing { nodes } = &mut self.phase else { return };
         if nodes.answer(from.node, ()) == Gathered::Enough {
-            self.silent_ticks.clear();
-            self.enter(cx, Phase::Serving);
+            self.begin_to_watch(cx);
         }
+    }
+
+    pub(super) fn begin_to_watch(&mut self, cx: &mut Cx<'_>) {
+        self.silent_ticks.clear();
+        self.late_count = 0;
+        self.enter(cx, Phase::Serving);
     }
 }

@@ -1,18 +1,32 @@
 //! Recruiting: the plan of the new epoch, and its roles.
 
 use common::message::{EpochPlan, Recruit, ResolverShare};
-use common::{Cx, Endpoint, FENCE_JUMP_VERSIONS, Gather, Gathered, NodeId, Note, Role, Version};
+use common::{
+    Cx, Endpoint, FENCE_JUMP_VERSIONS, Gather, Gathered, Mark, NodeId, Note, Role, Version,
+};
 
 use super::{Leader, Phase};
 
 impl Leader {
-    pub(super) fn recruit(&mut self, cx: &mut Cx<'_>, recovery_version: Version) {
+    /// Plans the epoch on `whole`, the log servers that have everything up to `recovery_version`.
+    pub(super) fn recruit(
+        &mut self,
+        cx: &mut Cx<'_>,
+        recovery_version: Version,
+        whole: Vec<NodeId>,
+    ) {
         let last_begin = self.state.generations.last().map_or(Version::ZERO, |last| last.begin);
         assert!(
             recovery_version >= last_begin,
             "I9: RV {recovery_version} is below the generation's begin {last_begin}"
         );
-        let plan = self.plan_epoch(cx.me, recovery_version);
+        let returning = self.returns.take_ready().into_iter();
+        let is_there = |(node, peer): &(NodeId, common::Peer)| self.lives.get(node) == Some(peer);
+        let returning: Vec<NodeId> = returning.filter(is_there).map(|(node, _)| node).collect();
+        let plan = self.plan_epoch(cx.me, recovery_version, &whole, returning);
+        if !plan.absent.is_empty() {
+            cx.mark(Mark::RecoveredWithoutLog);
+        }
         plan.check();
         cx.note(Note::RecoveryVersion {
             epoch: plan.epoch,
@@ -26,7 +40,13 @@ impl Leader {
         self.ask_for_roles(cx);
     }
 
-    fn plan_epoch(&self, leader: Endpoint, recovery_version: Version) -> EpochPlan {
+    fn plan_epoch(
+        &self,
+        leader: Endpoint,
+        recovery_version: Version,
+        whole: &[NodeId],
+        returning: Vec<NodeId>,
+    ) -> EpochPlan {
         let topology = &self.topology;
         let index = |place: usize| u8::try_from(place).expect("at most 256 of a role");
         // Whoever is not there is stood in for by somebody who is.
@@ -35,6 +55,13 @@ impl Leader {
             let is_there = self.lives.contains_key(&node);
             if is_there { node } else { stand_in(place).expect("somebody lives") }
         };
+        // Shares stay where they were: what the register says of log servers is older than any configuration.
+        let (mut placed, replication) = match self.state.generations.last() {
+            Some(last) => ([&last.log_servers[..], &last.absent].concat(), last.replication),
+            None => (topology.log_servers.clone(), topology.replication),
+        };
+        placed.sort_by_key(|node| topology.log_servers.iter().position(|other| other == node));
+        let is_present = |node: &NodeId| whole.contains(node) || returning.contains(node);
         let proxies = topology.proxies.iter().enumerate();
         let resolvers = topology.resolvers.iter().enumerate();
         EpochPlan {
@@ -52,12 +79,14 @@ impl Leader {
                     begin: begin.clone(),
                 })
                 .collect(),
-            log_servers: topology
-                .log_servers
+            log_servers: placed
                 .iter()
+                .filter(|node| is_present(node))
                 .map(|node| self.life(*node, Role::LogServer))
                 .collect(),
-            replication: topology.replication,
+            absent: placed.iter().filter(|node| !is_present(node)).copied().collect(),
+            returning,
+            replication,
         }
     }
 

@@ -139,9 +139,11 @@ impl Leader {
             &self.state.generations,
             Generation {
                 epoch: plan.epoch,
+                first_epoch: plan.epoch,
                 begin: plan.recovery_version,
                 end: None,
                 log_servers: plan.log_servers.iter().map(|server| server.node).collect(),
+                absent: plan.absent.clone(),
                 replication: plan.replication,
             },
         );
@@ -155,6 +157,7 @@ impl Leader {
     fn published(&mut self, cx: &mut Cx<'_>) {
         assert_eq!(self.state.epoch, self.epoch, "I10: no newer epoch was claimed meanwhile");
         cx.note(Note::GenerationWritten { epoch: self.epoch });
+        self.note_returned(cx);
         self.announce(cx);
     }
 }
@@ -169,6 +172,7 @@ fn close_and_open(old: &[Generation], new: Generation) -> Vec<Generation> {
         match generations.last_mut() {
             Some(last)
                 if last.log_servers == generation.log_servers
+                    && last.absent == generation.absent
                     && last.replication == generation.replication
                     && last.end == Some(generation.begin) =>
             {
@@ -190,9 +194,11 @@ mod tests {
     fn generation(epoch: u64, begin: u64, end: Option<u64>, node: u64) -> Generation {
         Generation {
             epoch: Epoch(epoch),
+            first_epoch: Epoch(epoch),
             begin: Version(begin),
             end: end.map(Version),
             log_servers: vec![NodeId(node)],
+            absent: Vec::new(),
             replication: 1,
         }
     }
@@ -203,7 +209,8 @@ mod tests {
         for restart in 2..50 {
             generations = close_and_open(&generations, generation(restart, restart * 10, None, 7));
         }
-        assert_eq!(generations, [generation(48, 0, Some(490), 7), generation(49, 490, None, 7)]);
+        let closed = Generation { first_epoch: Epoch(1), ..generation(48, 0, Some(490), 7) };
+        assert_eq!(generations, [closed, generation(49, 490, None, 7)]);
     }
 
     #[test]

@@ -12,6 +12,8 @@ use common::{
 use super::watch::SILENT_TICKS_MAX;
 use super::*;
 
+mod absent;
+
 const NODE: NodeId = NodeId(7);
 
 /// What the scripted cluster does with the next answer of a kind.
@@ -164,6 +166,7 @@ impl World {
                 recovery_version: Version::ZERO,
                 proxies: vec![],
                 log_servers: vec![],
+                absent: Vec::new(),
                 replication: 1,
                 phase: String::new(),
                 addresses: Vec::new(),
@@ -539,9 +542,11 @@ fn a_log_that_ends_below_what_another_knows_committed_is_lost() {
     world.leader = Leader::new(topology);
     let generation = common::register::Generation {
         epoch: Epoch(1),
+        first_epoch: Epoch(1),
         begin: Version(0),
         end: None,
         log_servers: vec![NODE, RIVAL],
+        absent: Vec::new(),
         replication: 1,
     };
     let (epoch, leader, stamp, generations) = (Epoch(1), NODE, 3, vec![generation]);

@@ -10,6 +10,7 @@
 //! no reason to end an epoch, or to interrupt a recovery: where connections break faster than a recovery
 //! takes, none would ever end. It is a reason to ask at once, and soon again.
 
+use core::time::Duration;
 use std::collections::BTreeSet;
 
 use common::message::{EpochPlan, FindCluster, Serve};
@@ -21,6 +22,10 @@ use super::{Leader, Phase};
 
 /// Ticks of the retry interval without an answer after which a peer counts as gone.
 pub(super) const SILENT_TICKS_MAX: u32 = 5;
+/// A phase that needs answers of roles takes so many times as long as Finding, at first.
+const LATE_FINDINGS: u64 = 10;
+/// How often that time is doubled at most.
+const LATE_DOUBLINGS_MAX: u32 = 6;
 
 impl Leader {
     /// Asks every node for a sign of life, and gives up those that have been silent too long.
@@ -37,12 +42,33 @@ impl Leader {
             *self.silent_ticks.entry(*node).or_insert(0) += u32::from(counts);
         }
         self.ask_after_lives(cx);
+        self.ask_to_catch_up(cx);
         if cx.planted(Plant::DeadRoleIgnored) {
             return;
         }
         let mut silent = self.silent_ticks.iter().filter(|(_, ticks)| **ticks > SILENT_TICKS_MAX);
         if silent.any(|(node, _)| has_role(self.plan.as_ref(), *node)) {
             self.recover(cx, "node_silent");
+        }
+    }
+
+    /// Somebody who was found does not play its part: the next attempt may find that it can do without. Each
+    /// attempt gets more time, since a slow one that is needed must get through.
+    pub(super) fn start_over_when_late(&mut self, cx: &mut Cx<'_>) {
+        let doublings = self.late_count.min(LATE_DOUBLINGS_MAX);
+        let patience = Duration::from_millis((LATE_FINDINGS * cx.knobs.finding_ms) << doublings);
+        if cx.now.since(self.since) < patience {
+            return;
+        }
+        match self.phase {
+            Phase::Recruiting { .. } | Phase::Proving => {
+                self.late_count += 1;
+                cx.mark(Mark::RecoveryLate);
+                self.recover(cx, "phase_late");
+            }
+            // The generation is in the register; whoever hears of it later is told when it answers.
+            Phase::Announcing { .. } => self.begin_to_watch(cx),
+            _ => {}
         }
     }
 

@@ -22,6 +22,8 @@ fn plan(proxies: u8) -> EpochPlan {
         proxies: (0..proxies).map(|index| endpoint(2, Role::Proxy(index))).collect(),
         resolvers: vec![ResolverShare { resolver: endpoint(1, Role::Resolver(0)), begin: vec![] }],
         log_servers: vec![endpoint(3, Role::LogServer)],
+        absent: Vec::new(),
+        returning: Vec::new(),
         replication: 1,
     }
 }

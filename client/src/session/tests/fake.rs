@@ -168,8 +168,9 @@ impl Fake {
         for output in core::mem::take(&mut self.out) {
             match output {
                 Output::Send { to, epoch, message } => {
-                    let is_commit = matches!(message, Message::CommitRequest(_));
-                    assert_eq!(epoch != Epoch::ZERO, is_commit, "only commits name an epoch");
+                    let names_epoch =
+                        matches!(message, Message::CommitRequest(_) | Message::Trim(_));
+                    assert_eq!(epoch != Epoch::ZERO, names_epoch, "only commits and trims do");
                     let Some(incarnation) = self.linked.get(&to.node) else {
                         panic!("{} to {to:?}, which is not connected", message.name());
                     };
@@ -258,6 +259,7 @@ impl Fake {
                 peer(NodeId(2)).endpoint(Role::Proxy(2)),
             ],
             log_servers: (1..=NODES).map(|n| peer(NodeId(n)).endpoint(Role::LogServer)).collect(),
+            absent: Vec::new(),
             replication: REPLICATION,
             phase: "serving".to_owned(),
             addresses: Vec::new(),
@@ -415,7 +417,9 @@ impl Fake {
 
     pub(super) fn holds(node: NodeId, stream: StreamId) -> bool {
         let nodes: Vec<NodeId> = (1..=NODES).map(NodeId).collect();
-        placement::holders(stream, &nodes, REPLICATION).iter().any(|place| nodes[*place] == node)
+        placement::holders(stream, &nodes, &[], REPLICATION)
+            .iter()
+            .any(|place| nodes[*place] == node)
     }
 
     fn find(&self, id: IdempotencyId, node: NodeId, through: Version) -> Option<FoundId> {

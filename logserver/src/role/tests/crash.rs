@@ -175,7 +175,7 @@ impl Run {
         self.model.request += 1;
         let request = RequestId(self.model.request * 100 + stream);
         let (stream, through) = (StreamId(stream), Version(through));
-        self.rig.send(client(), 0, Trim { request, stream, through });
+        self.rig.send(client(), self.model.epoch, Trim { request, stream, through });
         self.hear();
     }
 

@@ -2,7 +2,7 @@
 
 use common::disk::{DiskOp, DiskRequest, File};
 use common::message::{Announce, Confirm, Lock, Locked, Message, Recruit, Trim};
-use common::{Code, Event, Mark, Note, RequestId, Role, SegmentId, StreamId, Version};
+use common::{Code, Epoch, Event, Mark, Note, RequestId, Role, SegmentId, StreamId, Version};
 
 use crate::Standing;
 use crate::testing::rig::{JUMP, Rig, client, endpoint, leader, proxy, push, versions};
@@ -28,7 +28,7 @@ fn a_lock_covers_everything_accepted_and_ends_the_epoch() {
     rig.push(1, push(0, 10, &[(17, 1, 5)]));
     rig.push(1, push(10, 20, &[(17, 1, 5)]));
     rig.push(1, push(30, 40, &[(17, 1, 5)]));
-    rig.send(leader(), 2, Lock {});
+    rig.send(leader(), 2, Lock { generation: Epoch(1) });
     assert_eq!(rig.server.status().waits.len(), 1);
     rig.push(1, push(20, 30, &[]));
     assert_eq!(rig.refusals()[0].code(), Code::Locked);
@@ -40,9 +40,9 @@ fn a_lock_covers_everything_accepted_and_ends_the_epoch() {
     let expected = Locked { durable: Version(20), known_committed: Version(0) };
     assert_eq!(locked(&mut rig), [expected]);
     // A repeat, another leader's question, an older epoch.
-    rig.send(leader(), 2, Lock {});
+    rig.send(leader(), 2, Lock { generation: Epoch(1) });
     assert_eq!(locked(&mut rig), [expected]);
-    rig.send(endpoint(3, Role::Leader), 1, Lock {});
+    rig.send(endpoint(3, Role::Leader), 1, Lock { generation: Epoch(1) });
     assert_eq!(rig.refusals()[0].code(), Code::WrongEpoch);
     assert_eq!(rig.server.status().standing, Standing::Locked);
 }
@@ -52,14 +52,14 @@ fn a_lock_survives_a_crash_right_after_its_answer() {
     for seed in 0..20 {
         let mut rig = Rig::serving(seed);
         rig.push(1, push(0, 10, &[(17, 1, 5)]));
-        rig.send(leader(), 5, Lock {});
+        rig.send(leader(), 5, Lock { generation: Epoch(1) });
         while locked(&mut rig).is_empty() {
             assert!(rig.disk_step());
         }
         rig.crash();
         rig.settle();
         assert_eq!((rig.server.status().locked.0, rig.server.status().durable.0), (5, 10));
-        rig.send(leader(), 4, Lock {});
+        rig.send(leader(), 4, Lock { generation: Epoch(1) });
         assert_eq!(rig.refusals()[0].code(), Code::WrongEpoch);
     }
 }
@@ -178,7 +178,7 @@ fn the_only_log_server_of_an_epoch_knows_what_is_committed() {
     assert!(rig.notes.contains(&Note::KnownCommitted { version: Version(next) }));
     // What a lock has overtaken is up to the next epoch.
     rig.push(1, push(next, late, &[(17, 1, 5)]));
-    rig.send(leader(), 2, Lock {});
+    rig.send(leader(), 2, Lock { generation: Epoch(1) });
     rig.settle();
     let status = rig.server.status();
     assert_eq!((status.durable, status.served), (Version(late), Version(next)), "I8");
@@ -188,8 +188,8 @@ fn the_only_log_server_of_an_epoch_knows_what_is_committed() {
 fn a_newer_takeover_supersedes_one_that_waits() {
     let mut rig = Rig::serving(8);
     rig.push(1, push(0, 10, &[(17, 2, 5)]));
-    rig.send(leader(), 2, Lock {});
-    rig.send(endpoint(3, Role::Leader), 3, Lock {});
+    rig.send(leader(), 2, Lock { generation: Epoch(1) });
+    rig.send(endpoint(3, Role::Leader), 3, Lock { generation: Epoch(1) });
     let plan = rig.plan(2, 0);
     rig.send(leader(), 2, Recruit { role: Role::LogServer, plan });
     assert_eq!(rig.refusals()[0].code(), Code::WrongEpoch);
@@ -204,7 +204,7 @@ fn requests_before_the_log_is_open_are_refused_or_left_to_come_again() {
     let mut rig = Rig::new(9);
     rig.pull(&[17], 0, 100, 0);
     assert_eq!(rig.refusals()[0].code(), Code::Recovering);
-    rig.send(leader(), 1, Lock {});
+    rig.send(leader(), 1, Lock { generation: Epoch(1) });
     assert_eq!((rig.sent.len(), rig.server.status().standing), (0, Standing::Opening));
 }
 
@@ -217,7 +217,7 @@ fn a_refusal_speaks_for_the_epoch_that_it_refuses() {
     // Late messages of epoch 1: its proxy and leader have the addresses of those of epoch 2.
     rig.push(1, push(0, 10, &[(17, 1, 5)]));
     rig.send(proxy(), 1, Confirm { number: 1 });
-    rig.send(leader(), 1, Lock {});
+    rig.send(leader(), 1, Lock { generation: Epoch(1) });
     let plan = rig.plan(1, 0);
     rig.send(leader(), 1, Recruit { role: Role::LogServer, plan });
     let epochs: Vec<u64> = rig.sent.iter().map(|(_, epoch, _)| epoch.0).collect();
@@ -250,7 +250,7 @@ fn recruit_while_a_segment_goes(seed: u64) -> bool {
     assert!(rig.marks.contains(&Mark::SegmentRolled));
     // The first segment goes: its new name waits for a slow disk, while the next recruitment does not.
     let trim = Trim { request: RequestId(1), stream: StreamId(17), through: Version(last) };
-    rig.send(client(), 0, trim);
+    rig.send(client(), 2, trim);
     while !rig.marks.contains(&Mark::SegmentRecycled) {
         assert!(rig.disk_step());
     }

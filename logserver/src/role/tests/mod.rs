@@ -1,5 +1,6 @@
 //! The role on a disk in memory.
 
+mod catch_up;
 mod crash;
 mod damage;
 mod epoch;

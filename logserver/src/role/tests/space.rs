@@ -42,7 +42,7 @@ fn a_full_disk_is_announced_and_opens_again_after_trims() {
 
     rig.send(proxy(), 1, Announce { known_committed: Version(durable) });
     let trim = Trim { request: RequestId(1), stream: StreamId(17), through: Version(durable) };
-    rig.send(client(), 0, trim);
+    rig.send(client(), 1, trim);
     rig.settle();
     let durables = rig.durables();
     assert!(durables.iter().any(|durable| durable.state == LogState::Open));
@@ -71,7 +71,7 @@ fn frames_fill_segments_that_are_prepared_sealed_and_recycled() {
         if at % 10 == 9 {
             let through = Version(10 * at);
             rig.send(proxy(), 1, Announce { known_committed: through });
-            rig.send(client(), 0, Trim { request: RequestId(1), stream: StreamId(17), through });
+            rig.send(client(), 1, Trim { request: RequestId(1), stream: StreamId(17), through });
             rig.settle();
         }
     }

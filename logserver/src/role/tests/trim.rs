@@ -18,7 +18,7 @@ fn filled(seed: u64, count: u64, len: usize) -> Rig {
 
 fn trim(rig: &mut Rig, stream: u64, through: u64) {
     let (stream, through) = (StreamId(stream), Version(through));
-    rig.send(client(), 0, Trim { request: RequestId(3), stream, through });
+    rig.send(client(), 1, Trim { request: RequestId(3), stream, through });
 }
 
 fn trimmed(rig: &mut Rig) -> Vec<Trimmed> {

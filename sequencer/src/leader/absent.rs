@@ -1,0 +1,113 @@
+//! While an epoch serves: log servers that it is written without are told to catch up, and taken back.
+//!
+//! ```text
+//!  Serving: tick --CatchUp--> absent log server --CaughtUp, near--> a new epoch that has it return
+//! ```
+//!
+//! Returning costs an epoch, so one whose return failed waits longer each time. A server that returns copies
+//! the rest, up to the new RV, while it is being recruited. If it can't, the recovery starts over without it.
+
+use core::time::Duration;
+use std::collections::BTreeMap;
+
+use common::message::{CatchUp, CaughtUp};
+use common::register::Generation;
+use common::{Cx, Endpoint, Mark, NodeId, Peer, Role, Time};
+
+use super::lock::whoever;
+use super::{Leader, Phase};
+
+/// After a failed return the next one waits so many times as long as Finding, at first.
+const RETURN_FINDINGS: u64 = 4;
+/// How often that time is doubled at most.
+const RETURN_DOUBLINGS_MAX: u32 = 6;
+
+/// Log servers on their way back.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Returns {
+    /// Those that the next plan takes back, with the life that has caught up.
+    ready: BTreeMap<NodeId, Peer>,
+    /// Returns in a row that failed.
+    failed: u32,
+    /// None before.
+    not_before: Time,
+}
+
+impl Returns {
+    /// What was ready is planned, or too old.
+    pub(super) fn take_ready(&mut self) -> BTreeMap<NodeId, Peer> {
+        core::mem::take(&mut self.ready)
+    }
+}
+
+impl Leader {
+    /// Tells the absent log servers to catch up.
+    pub(super) fn ask_to_catch_up(&self, cx: &mut Cx<'_>) {
+        let Some(plan) = &self.plan else { return };
+        assert!(matches!(self.phase, Phase::Serving), "nobody catches up in {}", self.phase.name());
+        for node in &plan.absent {
+            // Without an entry that has it, nothing is known of what it has.
+            let Some((present, absent)) = boundary(&self.state.generations, *node) else {
+                continue;
+            };
+            let catch_up = CatchUp {
+                plan: plan.clone(),
+                present_in: present.epoch,
+                absent_since: absent.first_epoch,
+                absent_from: absent.begin,
+            };
+            cx.send(whoever(*node, Role::LogServer), self.epoch, catch_up);
+        }
+    }
+
+    pub(super) fn handle_caught_up(
+        &mut self,
+        cx: &mut Cx<'_>,
+        from: Endpoint,
+        caught_up: CaughtUp,
+    ) {
+        let is_absent = self.plan.as_ref().is_some_and(|plan| plan.absent.contains(&from.node));
+        if !matches!(self.phase, Phase::Serving) || !is_absent || !caught_up.is_near {
+            return;
+        }
+        if cx.now < self.returns.not_before {
+            return;
+        }
+        self.recover(cx, "log_server_returns");
+        self.returns.ready.insert(from.node, from.peer());
+    }
+
+    /// Whether a log server of the plan is on its way back.
+    pub(super) fn is_returning(&self, from: Endpoint) -> bool {
+        matches!(self.phase, Phase::Recruiting { .. })
+            && self.plan.as_ref().is_some_and(|plan| plan.returning.contains(&from.node))
+    }
+
+    /// A recovery begins anew: if the plan had somebody return and is not in the register, that failed.
+    pub(super) fn note_failed_return_if_unwritten(&mut self, cx: &mut Cx<'_>) {
+        let is_written = matches!(self.phase, Phase::Announcing { .. } | Phase::Serving);
+        if is_written || self.plan.as_ref().is_none_or(|plan| plan.returning.is_empty()) {
+            return;
+        }
+        cx.mark(Mark::ReturnFailed);
+        let doublings = self.returns.failed.min(RETURN_DOUBLINGS_MAX);
+        let rest = Duration::from_millis((RETURN_FINDINGS * cx.knobs.finding_ms) << doublings);
+        self.returns.failed += 1;
+        self.returns.not_before = cx.now.plus(rest);
+    }
+
+    /// The generation is in the register.
+    pub(super) fn note_returned(&mut self, cx: &mut Cx<'_>) {
+        if self.plan.as_ref().is_some_and(|plan| !plan.returning.is_empty()) {
+            cx.mark(Mark::LogServerReturned);
+            self.returns = Returns::default();
+        }
+    }
+}
+
+/// The last generation that has `node`, and the first one after it.
+fn boundary(generations: &[Generation], node: NodeId) -> Option<(&Generation, &Generation)> {
+    let place =
+        generations.iter().rposition(|generation| generation.log_servers.contains(&node))?;
+    Some((&generations[place], generations.get(place + 1)?))
+}
