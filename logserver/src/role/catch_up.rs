@@ -55,6 +55,8 @@ pub(super) enum Aim {
 pub(super) struct Follower {
     /// The epoch that frames are written under.
     epoch: Epoch,
+    /// What was locked when it began: a later lock ends it.
+    began_under: Epoch,
     aim: Aim,
     whole: Vec<Endpoint>,
     others: Vec<NodeId>,
@@ -73,7 +75,7 @@ pub(super) struct Follower {
 }
 
 impl Follower {
-    pub(super) fn new(plan: &EpochPlan, me: NodeId, aim: Aim, at: Version) -> Self {
+    pub(super) fn new(plan: &EpochPlan, me: NodeId, aim: Aim, at: Version, locked: Epoch) -> Self {
         let is_whole = |server: &Endpoint| !plan.returning.contains(&server.node);
         let whole: Vec<Endpoint> = plan.log_servers.iter().copied().filter(is_whole).collect();
         let others: Vec<NodeId> = plan.absent.iter().chain(&plan.returning).copied().collect();
@@ -83,6 +85,7 @@ impl Follower {
         );
         Self {
             epoch: plan.epoch,
+            began_under: locked,
             aim,
             whole,
             others,
@@ -182,7 +185,7 @@ impl LogServer {
         }
         cx.mark(if is_resumed { Mark::CatchUpResumed } else { Mark::CatchUpBegan });
         cx.note(Note::CatchingUp { epoch, from: certain });
-        let follower = Follower::new(plan, cx.me.node, Aim::Live, certain);
+        let follower = Follower::new(plan, cx.me.node, Aim::Live, certain, self.locked);
         // Persisted before a frame of the epoch is written: the log writes meta and frames in order.
         let ticket = self.log.persist_lock(epoch);
         self.follower = Some(Follower { trims: Some((ticket, Vec::new())), ..follower });
@@ -222,7 +225,8 @@ impl LogServer {
     /// Goes on as far as the disk and the answers allow.
     pub(super) fn progress_follower(&mut self, cx: &mut Cx<'_>) {
         let Some(follower) = &mut self.follower else { return };
-        if !self.log.is_open() || self.log.is_stopping() {
+        let is_over = follower.began_under < self.locked;
+        if is_over || !self.log.is_open() || self.log.is_stopping() {
             return;
         }
         if let Some((ticket, answers)) = &mut follower.trims {
@@ -247,7 +251,10 @@ impl LogServer {
         match &follower.aim {
             // Certain and durable: so it is committed, as far as anybody may ask here.
             Aim::Live => self.log.raise_known_committed(last),
-            Aim::Return(plan, _) if at >= plan.recovery_version => return self.end_return(cx),
+            // Not before a round of its own: only a source that is locked gives the last trims.
+            Aim::Return(plan, _) if at >= plan.recovery_version && follower.round > 0 => {
+                return self.end_return(cx);
+            }
             Aim::Return(..) => {}
         }
         let Some(follower) = &self.follower else { return };
@@ -260,6 +267,10 @@ impl LogServer {
 
     pub(super) fn handle_copies_timer(&mut self, cx: &mut Cx<'_>) {
         let Some(follower) = &mut self.follower else { return };
+        if follower.began_under < self.locked {
+            // Whoever locked it has another plan.
+            return;
+        }
         if follower.trims.is_some() || !self.log.is_open() || self.log.is_stopping() {
             return cx.arm_after(COPIES, Duration::from_millis(cx.knobs.copy_ms));
         }
@@ -305,7 +316,8 @@ impl LogServer {
     pub(super) fn handle_copied(&mut self, cx: &mut Cx<'_>, from: Endpoint, copied: Copied) {
         let Some(follower) = &mut self.follower else { return };
         let (whole, _) = follower.sources();
-        let is_asked = follower.is_asking
+        let is_asked = follower.began_under >= self.locked
+            && follower.is_asking
             && copied.round == follower.round
             && copied.after == follower.at
             && whole.contains(&from);
@@ -444,7 +456,7 @@ impl LogServer {
         let at = self.log.last();
         assert!(at <= plan.recovery_version, "I9: {at} is certain, RV {}", plan.recovery_version);
         let aim = Aim::Return(Box::new(plan.clone()), askers);
-        self.follower = Some(Follower::new(&plan, cx.me.node, aim, at));
+        self.follower = Some(Follower::new(&plan, cx.me.node, aim, at, self.locked));
     }
 
     /// Tells an askers' leader that it is recruited.

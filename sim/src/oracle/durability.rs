@@ -73,6 +73,14 @@ impl Durability {
                 server.unproven.retain(|version, _| *version <= *certain);
                 Ok(())
             }
+            // It begins at RV: what it had above is nobody's.
+            Note::RoleChanged { role: Role::LogServer, epoch, began: true } => {
+                let server = self.servers.entry(from.node).or_default();
+                if let Some(recovery_version) = facts.recovery_version(*epoch) {
+                    server.unproven.retain(|version, _| *version <= recovery_version);
+                }
+                Ok(())
+            }
             Note::Durable { epoch, version } => self.durable(from, *epoch, *version, probe),
             Note::Locked { epoch, durable } => self.locked(from, *epoch, *durable, probe),
             Note::Recycled { last_version, .. } => {

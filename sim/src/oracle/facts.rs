@@ -94,6 +94,11 @@ impl Facts {
         }
     }
 
+    /// Where an epoch began, inclusive.
+    pub(super) fn recovery_version(&self, epoch: Epoch) -> Option<Version> {
+        self.beginnings.get(&epoch).map(|beginning| beginning.recovery_version)
+    }
+
     fn began(&mut self, epoch: Epoch, rv: Version, first: Version) -> Judged {
         demand!(
             "I5.jump",

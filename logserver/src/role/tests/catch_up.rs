@@ -175,6 +175,56 @@ fn one_that_returns_copies_up_to_the_recovery_version_and_only_then_answers() {
     assert_eq!(versions(&rig.pulled(&[17], 0)), [10, 20, 40, 55]);
 }
 
+/// Between its last answer and its lock a source may have taken one more trim.
+#[test]
+fn one_that_has_everything_still_asks_a_locked_source_before_it_returns() {
+    let mut rig = absent(8);
+    catch_up(&mut rig, 3, 20);
+    let copy = asked(&mut rig).remove(0);
+    rig.send(whole(), 3, copied(&copy, 40, &[(40, 2)]));
+    rig.settle();
+    let returning = plan(&rig, 4, 40, true);
+    rig.send(leader(), 4, Recruit { role: Role::LogServer, plan: returning });
+    rig.settle();
+    let has_answered = rig.sent.iter().any(|(_, _, sent)| matches!(sent, Message::Recruited(_)));
+    assert!(!has_answered, "the source may have trimmed since");
+    let copy = asked(&mut rig).pop().expect("trims are asked for");
+    assert!(copy.wants_all_trims && copy.after == Version(40), "{copy:?}");
+    let trim = CopiedTrim { stream: StreamId(17), through: Version(40), first_offset: Offset(3) };
+    rig.send(whole(), 4, Copied { trims: vec![trim], ..copied(&copy, 40, &[]) });
+    rig.settle();
+    assert_eq!(rig.take_sent(recruited).len(), 1);
+    let stands = rig.server.log.index().stream(StreamId(17)).expect("it holds s17");
+    assert_eq!(stands.trimmed_through(), Version(40), "adopted before it answered");
+}
+
+/// The disk may be busy when a newer epoch locks a server that returns to an older one.
+#[test]
+fn a_return_to_an_epoch_that_is_over_goes_no_further() {
+    let mut rig = absent(9);
+    catch_up(&mut rig, 3, 20);
+    let copy = asked(&mut rig).remove(0);
+    rig.send(whole(), 3, copied(&copy, 40, &[(40, 2)]));
+    rig.settle();
+    let returning = plan(&rig, 4, 60, true);
+    rig.send(leader(), 4, Recruit { role: Role::LogServer, plan: returning });
+    rig.settle();
+    let copy = asked(&mut rig).pop().expect("the rest is asked for");
+    rig.send(whole(), 4, copied(&copy, 60, &[(55, 3)]));
+    let overtaking = CatchUp {
+        plan: plan(&rig, 5, 20, false),
+        present_in: Epoch(1),
+        absent_since: Epoch(3),
+        absent_from: Version(20),
+    };
+    // 55 is on its way to the disk.
+    rig.send(leader(), 5, overtaking);
+    rig.settle();
+    assert!(rig.take_sent(recruited).is_empty(), "I8: epoch 5 has locked it");
+    catch_up(&mut rig, 5, 20);
+    assert_eq!(rig.server.status().last, Version(40), "55 is nobody's");
+}
+
 fn recruited(message: Message) -> Option<Recruited> {
     match message {
         Message::Recruited(recruited) => Some(recruited),
