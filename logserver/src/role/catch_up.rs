@@ -171,6 +171,8 @@ impl LogServer {
         if let Some(generation) = &mut self.generation {
             generation.end();
         }
+        // A leader that was overtaken waits for this.
+        self.takeover.take_if(|takeover| takeover.epoch() < epoch);
         if !self.log.is_flushed() || self.takeover.is_some() {
             return;
         }

@@ -225,6 +225,28 @@ fn a_return_to_an_epoch_that_is_over_goes_no_further() {
     assert_eq!(rig.server.status().last, Version(40), "55 is nobody's");
 }
 
+#[test]
+fn a_recruitment_that_still_waits_for_the_disk_is_superseded() {
+    let mut rig = absent(10);
+    let mut overtaken = plan(&rig, 4, 30, true);
+    overtaken.returning.clear();
+    rig.send(leader(), 4, Recruit { role: Role::LogServer, plan: overtaken });
+    let overtaking = CatchUp {
+        plan: plan(&rig, 5, 20, false),
+        present_in: Epoch(1),
+        absent_since: Epoch(5),
+        absent_from: Version(20),
+    };
+    rig.send(leader(), 5, overtaking.clone());
+    rig.settle();
+    // The leader asks again.
+    rig.send(leader(), 5, overtaking);
+    rig.settle();
+    let copy = asked(&mut rig).pop().expect("it catches up");
+    assert_eq!(copy.after, Version(20), "30 was never committed");
+    assert_eq!(rig.halts, []);
+}
+
 fn recruited(message: Message) -> Option<Recruited> {
     match message {
         Message::Recruited(recruited) => Some(recruited),
