@@ -1,6 +1,6 @@
 //! What clients tell the oracles: what they asked for, and what they were told.
 
-use common::{Code, IdempotencyId, Offset, Position, Ranges, StreamId, Version};
+use common::{Code, Epoch, IdempotencyId, Offset, Position, Ranges, StreamId, Version};
 
 /// A workload's name for one transaction. Each record of the transaction carries it in its value.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -121,6 +121,8 @@ pub enum Observation {
     },
     /// It was told that a trim is persisted.
     GotTrim {
+        /// The client's epoch.
+        epoch: Epoch,
         /// The stream.
         stream: StreamId,
         /// Inclusive.
@@ -130,6 +132,8 @@ pub enum Observation {
     },
     /// It asks how streams stand.
     AskedDescription {
+        /// The client's epoch.
+        epoch: Epoch,
         /// The client's number for it.
         number: u64,
     },

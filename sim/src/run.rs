@@ -440,7 +440,7 @@ impl Run {
         // With one copy only an operator can bring back what was harmed.
         if !self.atlas.is_survivable() {
             for node in self.nodes.clone() {
-                self.world.disk_mut(node).repair();
+                self.world.repair(node);
                 self.repaired.insert(node);
             }
         }

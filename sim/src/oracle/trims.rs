@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use common::{Endpoint, NodeId, Note, Offset, Peer, StreamId, Version};
+use common::{Endpoint, Epoch, NodeId, Note, Offset, Peer, StreamId, Version};
 
 use super::facts::Facts;
 use super::{Judged, demand};
@@ -11,9 +11,10 @@ use crate::observe::Observation;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Trims {
     asked: BTreeMap<StreamId, Version>,
-    /// What clients were told is persisted.
-    told: BTreeMap<StreamId, (Version, Offset)>,
-    /// The same, when each description was asked for.
+    /// What clients were told is persisted, by the epoch that they knew of.
+    told: BTreeMap<(StreamId, Epoch), (Version, Offset)>,
+    /// The same, when each description was asked for, of the epochs up to the asker's: a log server that is
+    /// left behind answers those who are left behind with it.
     told_before: BTreeMap<(Peer, u64), BTreeMap<StreamId, (Version, Offset)>>,
     /// What log servers said that they have persisted.
     noted: BTreeMap<(NodeId, StreamId), (Version, Offset)>,
@@ -97,12 +98,17 @@ impl Trims {
                 let asked = self.asked.entry(*stream).or_default();
                 *asked = (*asked).max(*through);
             }
-            Observation::GotTrim { stream, through, first_offset } => {
-                let told = self.told.entry(*stream).or_default();
+            Observation::GotTrim { epoch, stream, through, first_offset } => {
+                let told = self.told.entry((*stream, *epoch)).or_default();
                 *told = (told.0.max(*through), told.1.max(*first_offset));
             }
-            Observation::AskedDescription { number } => {
-                self.told_before.insert((client, *number), self.told.clone());
+            Observation::AskedDescription { epoch, number } => {
+                let mut before = BTreeMap::<StreamId, (Version, Offset)>::new();
+                for ((stream, _), told) in self.told.iter().filter(|((_, at), _)| at <= epoch) {
+                    let highest = before.entry(*stream).or_default();
+                    *highest = (highest.0.max(told.0), highest.1.max(told.1));
+                }
+                self.told_before.insert((client, *number), before);
             }
             Observation::Described {
                 number,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use client::Error;
 use client::View;
 use client::session::{Answer, CallId, Committed, LaneId, PullFrom, PullerId, Session};
-use common::{Code, Cx, IdempotencyId, Position, StreamId, Version};
+use common::{Code, Cx, Epoch, IdempotencyId, Position, StreamId, Version};
 
 use super::actor::{Caller, Io};
 use super::plan::{
@@ -197,7 +197,8 @@ impl Writer {
                 let streams = user_streams(io);
                 self.reads_asked += 1;
                 let number = self.reads_asked;
-                io.observe(Observation::AskedDescription { number });
+                let epoch = session.view().map_or(Epoch::ZERO, |view| view.epoch);
+                io.observe(Observation::AskedDescription { epoch, number });
                 let call = self.start(io, Doing::Describe(number));
                 session.describe(cx, call, streams);
             }
@@ -335,7 +336,8 @@ impl Writer {
             }
             (Doing::Trim(stream), Ok(Answer::Trimmed(state))) => {
                 let (through, first_offset) = (state.through, state.first_offset);
-                io.observe(Observation::GotTrim { stream, through, first_offset });
+                let epoch = session.view().map_or(Epoch::ZERO, |view| view.epoch);
+                io.observe(Observation::GotTrim { epoch, stream, through, first_offset });
             }
             (Doing::Describe(number), Ok(Answer::Described(states))) => {
                 for state in states {

@@ -121,8 +121,19 @@ impl<S: Spawn> World<S> {
         host.disk = host.own_disk.take().expect("it was lent another");
     }
 
+    /// An operator puts back what was harmed, wherever the node's own disk is.
+    pub fn repair(&mut self, node: NodeId) {
+        let host = self.host_mut(node);
+        host.disk.repair();
+        if let Some(own) = &mut host.own_disk {
+            own.repair();
+        }
+    }
+
     /// Ends all faults of network, disks and register.
     pub fn calm(&mut self) {
+        let own = self.hosts.values_mut().filter_map(|host| host.own_disk.as_mut());
+        own.for_each(|disk| disk.calm());
         self.network.calm(self.now);
         self.register.calm(self.now);
         self.hosts.values_mut().for_each(|host| host.disk.calm());
