@@ -13,8 +13,10 @@
 //! have not answered.
 
 use bytes::Bytes;
-use common::message::{Announce, CommitOutcome, Durable, LogState, Push, PushAck, PushBlock};
-use common::{Cx, Endpoint, Offset, Payload, Plant, StreamId, Time, Version};
+use common::message::{
+    Announce, CommitOutcome, Durable, EpochPlan, LogState, Push, PushAck, PushBlock,
+};
+use common::{Cx, Endpoint, Offset, Payload, Plant, StreamId, Time, Version, placement};
 
 use crate::Proxy;
 use crate::batch::{Pair, Phase};
@@ -104,7 +106,7 @@ impl Proxy {
             self.log_servers.len()
         ];
         for (block, entry) in blocks.iter().enumerate() {
-            for holder in self.plan.holders(entry.stream) {
+            for holder in holders(cx, &self.plan, entry.stream) {
                 servers[holder].blocks.push(block);
             }
         }
@@ -241,4 +243,13 @@ impl Proxy {
 /// Whether an outcome is the good one.
 pub(crate) const fn is_committed(outcome: &CommitOutcome) -> bool {
     matches!(outcome, CommitOutcome::Committed { .. })
+}
+
+/// Who holds a stream, by their place among the plan's log servers.
+fn holders(cx: &Cx<'_>, plan: &EpochPlan, stream: StreamId) -> Vec<usize> {
+    if cx.planted(Plant::SharesMove) {
+        let all: Vec<_> = plan.log_servers.iter().map(|server| server.node).collect();
+        return placement::holders(stream, &all, &[], plan.replication);
+    }
+    plan.holders(stream)
 }

@@ -31,7 +31,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use common::message::{CatchUp, CaughtUp, Copied, Copy, EpochPlan, PushBlock, Recruited};
 use common::{
-    Code, Cx, Endpoint, Epoch, Mark, NodeId, Note, Offset, Payload, Role, StreamId, Version,
+    Code, Cx, Endpoint, Epoch, Mark, NodeId, Note, Offset, Payload, Plant, Role, StreamId, Version,
     WallTime,
 };
 
@@ -177,7 +177,7 @@ impl LogServer {
             return;
         }
         self.generation = None;
-        let certain = self.certain(catch_up);
+        let certain = self.certain(cx, catch_up);
         let is_resumed = self.log.epoch() == epoch;
         if !is_resumed {
             let is_cut = self.begin_own_epoch(epoch, certain);
@@ -194,7 +194,7 @@ impl LogServer {
     }
 
     /// The last version up to which this log is what the generations in the register say.
-    fn certain(&self, catch_up: &CatchUp) -> Version {
+    fn certain(&self, cx: &Cx<'_>, catch_up: &CatchUp) -> Version {
         let (started, start) = self.log.latest_start();
         let was_live = self
             .follower
@@ -203,7 +203,10 @@ impl LogServer {
         let certain = if was_live || started == catch_up.plan.epoch {
             self.log.last()
         } else if started >= catch_up.absent_since {
+            let start = if cx.planted(Plant::KeepVoidCopies) { self.log.last() } else { start };
             start.max(self.log.known_committed()).min(self.log.last())
+        } else if cx.planted(Plant::KeepVoid) {
+            self.log.last()
         } else {
             self.log.end_of(catch_up.present_in).min(catch_up.absent_from)
         };
@@ -250,12 +253,16 @@ impl LogServer {
         }
         let (last, at) = (self.log.last(), follower.at);
         assert!(last <= at && self.log.durable() == last, "{last} is here, {at} was copied");
+        let has_asked = follower.round > 0 || cx.planted(Plant::ReturnUnasked);
         match &follower.aim {
             // Certain and durable: so it is committed, as far as anybody may ask here.
             Aim::Live => self.log.raise_known_committed(last),
             // Not before a round of its own: only a source that is locked gives the last trims.
-            Aim::Return(plan, _) if at >= plan.recovery_version && follower.round > 0 => {
+            Aim::Return(plan, _) if at >= plan.recovery_version && has_asked => {
                 return self.end_return(cx);
+            }
+            Aim::Return(..) if cx.planted(Plant::ReturnServes) => {
+                self.log.raise_known_committed(last)
             }
             Aim::Return(..) => {}
         }
@@ -327,7 +334,7 @@ impl LogServer {
             return;
         }
         follower.answers.insert(from.node, copied);
-        if follower.answers.len() < whole.len() {
+        if follower.answers.len() < whole.len() && !cx.planted(Plant::FirstCopyOnly) {
             return;
         }
         let answers = core::mem::take(&mut follower.answers);
@@ -349,6 +356,9 @@ impl LogServer {
     /// Asks for the trims that the answers bring to be persisted: the ticket.
     fn adopt_trims(&mut self, cx: &mut Cx<'_>, answers: &[Copied]) -> u64 {
         let mut ticket = self.log.persisted();
+        if cx.planted(Plant::TrimsNotAdopted) {
+            return ticket;
+        }
         for trim in answers.iter().flat_map(|copied| &copied.trims) {
             let here = self.log.index().stream(trim.stream);
             if here.is_some_and(|entry| entry.trimmed_through() >= trim.through) {
@@ -372,7 +382,9 @@ impl LogServer {
         };
         assert!(through >= follower.at, "{through} was copied after {}", follower.at);
         follower.at = through;
-        for trim in answers.iter().flat_map(|copied| &copied.trims) {
+        let is_none = cx.planted(Plant::TrimsNotAdopted);
+        let trims = answers.iter().flat_map(|copied| &copied.trims).filter(|_| !is_none);
+        for trim in trims {
             let here = self.log.index().stream(trim.stream);
             if here.is_none_or(|entry| entry.trimmed_through() < trim.through) {
                 let (stream, through) = (trim.stream, trim.through);
@@ -424,7 +436,7 @@ impl LogServer {
             taken.iter().zip(&bases).map(|((stream, count), base)| (*stream, *base, *count));
         cx.note(Note::Copied { epoch, version, blocks: blocks.collect() });
         self.pulls.expect(version, taken.iter().map(|(stream, _)| *stream));
-        if let Some(body) = id_body {
+        if let Some(body) = id_body.filter(|_| !cx.planted(Plant::IdsNotCopied)) {
             self.ids.enter(cx, version, commit_time, &body);
         }
         true

@@ -218,10 +218,10 @@ impl LogServer {
 
     /// Everything up to `version` is durable on all log servers of the live epoch: a proxy says so, or there
     /// are no others.
-    pub(super) fn raise_claim(&mut self, version: Version) {
+    pub(super) fn raise_claim(&mut self, cx: &Cx<'_>, version: Version) {
         let generation = self.generation.as_mut().expect("it is about the live epoch");
         generation.claimed = generation.claimed.max(version);
-        if generation.confirmed {
+        if generation.confirmed || cx.planted(Plant::ClaimUnwritten) {
             self.log.raise_known_committed(generation.claimed);
         }
     }
@@ -288,7 +288,8 @@ impl LogServer {
     fn answer_lock(&self, cx: &mut Cx<'_>, epoch: Epoch, lock: Lock, askers: &[Endpoint]) {
         let (durable, last) = (self.log.durable(), self.log.last());
         assert_eq!(durable, last, "I8: {last} was accepted and {durable} is durable");
-        let durable = self.log.end_of(lock.generation);
+        let all = cx.planted(Plant::LockAllThereIs);
+        let durable = if all { durable } else { self.log.end_of(lock.generation) };
         let known_committed = self.served_limit();
         assert!(
             known_committed <= durable,
@@ -310,6 +311,9 @@ impl LogServer {
         let epoch = plan.epoch;
         assert!(epoch >= self.locked, "I8: {epoch} begins under {}", self.locked);
         assert_eq!(self.log.last(), plan.recovery_version, "I1: {epoch} begins at RV");
+        if cx.planted(Plant::IdsDropped) {
+            self.ids.drop_above(Version::ZERO);
+        }
         self.generation = Some(Generation::new(plan, cx.knobs.pushes_waiting_max));
         cx.note(Note::RoleChanged { role: Role::LogServer, epoch, began: true });
         Self::answer_recruits(cx, epoch, askers);

@@ -196,7 +196,7 @@ impl LogServer {
         }
         match message {
             Message::Push(push) => self.handle_push(cx, from, epoch, push),
-            Message::Announce(announce) => self.handle_announce(epoch, announce),
+            Message::Announce(announce) => self.handle_announce(cx, epoch, announce),
             Message::Confirm(confirm) => self.handle_confirm(cx, from, epoch, confirm),
             Message::Lock(lock) => self.handle_lock(cx, from, epoch, lock),
             Message::CatchUp(catch_up) => self.handle_catch_up(cx, from, epoch, &catch_up),

@@ -60,7 +60,7 @@ impl LogServer {
                 return self.refuse(cx, from, RequestId::ZERO, code, detail);
             }
         };
-        self.raise_claim(push.known_committed);
+        self.raise_claim(cx, push.known_committed);
         let (version, mut previous) = (push.version, push.previous_version);
         let generation = self.generation.as_mut().expect("is_accepting looked at it");
         if cx.planted(Plant::HoleCounts) && version > generation.chain.at() {
@@ -154,7 +154,7 @@ impl LogServer {
         }
         // All log servers of the epoch have it: consumers need not wait for a proxy to say so (I11).
         if generation.is_alone() || cx.planted(Plant::ClaimOwnDurable) {
-            self.raise_claim(durable);
+            self.raise_claim(cx, durable);
         }
     }
 
@@ -186,9 +186,9 @@ impl LogServer {
         cx.send(to, generation.epoch(), durable);
     }
 
-    pub(super) fn handle_announce(&mut self, epoch: Epoch, announce: Announce) {
+    pub(super) fn handle_announce(&mut self, cx: &Cx<'_>, epoch: Epoch, announce: Announce) {
         if self.is_accepting(epoch) {
-            self.raise_claim(announce.known_committed);
+            self.raise_claim(cx, announce.known_committed);
         }
     }
 

@@ -260,7 +260,7 @@ impl Leader {
             Event::PeerDown(peer) => self.handle_peer_down(cx, peer),
             Event::Timer(_) | Event::Disk(_) => {}
         }
-        if !cx.planted(Plant::ServeUnwritten) {
+        if !cx.planted(Plant::ServeUnwritten) && !cx.planted(Plant::LostIsWritten) {
             self.check();
         }
     }
@@ -339,6 +339,7 @@ impl Leader {
     fn handle_retry(&mut self, cx: &mut Cx<'_>) {
         match &self.phase {
             Phase::Idle => {}
+            Phase::Following if cx.planted(Plant::NobodyFollows) => {}
             Phase::Following => return self.recover(cx, "leader_silent"),
             // An answer of the register is lost with its connection: ask what it holds.
             Phase::Reading { checking } => {

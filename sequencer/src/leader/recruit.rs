@@ -2,7 +2,7 @@
 
 use common::message::{EpochPlan, Recruit, ResolverShare};
 use common::{
-    Cx, Endpoint, FENCE_JUMP_VERSIONS, Gather, Gathered, Mark, NodeId, Note, Role, Version,
+    Cx, Endpoint, FENCE_JUMP_VERSIONS, Gather, Gathered, Mark, NodeId, Note, Plant, Role, Version,
 };
 
 use super::{Leader, Phase};
@@ -101,6 +101,9 @@ impl Leader {
     pub(super) fn handle_recruited(&mut self, cx: &mut Cx<'_>, from: Endpoint, role: Role) {
         let Phase::Recruiting { roles } = &mut self.phase else { return };
         if roles.answer(from.with_role(role), ()) == Gathered::Enough {
+            if cx.planted(Plant::PublishUnproven) {
+                return self.publish(cx);
+            }
             self.prove(cx);
         }
     }

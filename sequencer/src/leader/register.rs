@@ -34,6 +34,11 @@ impl Leader {
             RegisterOutcome::Written(revision) => self.handle_register_written(cx, revision),
             RegisterOutcome::Lost => {
                 cx.mark(Mark::RegisterLost);
+                if cx.planted(Plant::LostIsWritten)
+                    && matches!(self.phase, Phase::Publishing { .. })
+                {
+                    return self.announce(cx);
+                }
                 self.give_way(cx, "register_lost");
             }
             RegisterOutcome::Indeterminate(_) => {
