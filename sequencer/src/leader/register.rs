@@ -1,5 +1,7 @@
 //! Reading, Claiming and Publishing: the leader's three uses of the register.
 
+use std::collections::BTreeSet;
+
 use bytes::Bytes;
 use common::register::{
     Generation, RegisterAnswer, RegisterOp, RegisterOutcome, RegisterRequest, RegisterState,
@@ -187,7 +189,25 @@ fn close_and_open(old: &[Generation], new: Generation) -> Vec<Generation> {
         }
     }
     generations.push(new);
-    generations
+    retire(generations)
+}
+
+/// Lets go of the generations that nobody needs. Where one ended is asked for by its successor, and by the
+/// absent log servers that it was the last to have: what they have above is void. So however often log servers
+/// come and go, the register holds two generations, and two more for each absent one.
+fn retire(generations: Vec<Generation>) -> Vec<Generation> {
+    let newest = generations.last().expect("one was just opened");
+    let count = generations.len();
+    let mut needed = BTreeSet::from([count - 1, count.saturating_sub(2)]);
+    for node in &newest.absent {
+        let of_node = |generation: &Generation| generation.log_servers.contains(node);
+        if let Some(place) = generations.iter().rposition(of_node) {
+            needed.extend([place, place + 1]);
+        }
+    }
+    assert!(needed.len() <= 2 + 2 * newest.absent.len(), "{needed:?} of {count} are needed");
+    let all = generations.into_iter().enumerate();
+    all.filter(|(place, _)| needed.contains(place)).map(|(_, generation)| generation).collect()
 }
 
 #[cfg(test)]
@@ -222,7 +242,33 @@ mod tests {
     fn generations_on_other_servers_stay_apart() {
         let old = [generation(1, 0, Some(5), 7), generation(2, 5, None, 8)];
         let all = close_and_open(&old, generation(3, 9, None, 8));
-        assert_eq!(all.len(), 3);
-        assert_eq!(all[1], generation(2, 5, Some(9), 8));
+        assert_eq!(all[..], [generation(2, 5, Some(9), 8), generation(3, 9, None, 8)]);
+    }
+
+    /// Servers 7, 8 and 9, of which some are absent.
+    fn without(epoch: u64, begin: u64, absent: &[u64]) -> Generation {
+        let all = [7, 8, 9].into_iter();
+        let (absent, present): (Vec<u64>, Vec<u64>) = all.partition(|node| absent.contains(node));
+        Generation {
+            log_servers: present.into_iter().map(NodeId).collect(),
+            absent: absent.into_iter().map(NodeId).collect(),
+            replication: 3,
+            ..generation(epoch, begin, None, 0)
+        }
+    }
+
+    #[test]
+    fn coming_and_going_does_not_make_the_register_grow() {
+        let mut generations = vec![without(1, 0, &[])];
+        generations = close_and_open(&generations, without(2, 20, &[9]));
+        for epoch in (3..99).step_by(2) {
+            generations = close_and_open(&generations, without(epoch, epoch * 10, &[8, 9]));
+            generations = close_and_open(&generations, without(epoch + 1, epoch * 10 + 10, &[9]));
+            assert!(generations.len() <= 4, "{generations:?}");
+            assert_eq!(generations[0].end, Some(Version(20)), "9 was last written to before 20");
+            assert_eq!(generations[1].first_epoch, Epoch(2), "and is absent since");
+        }
+        generations = close_and_open(&generations, without(99, 2000, &[]));
+        assert_eq!(generations.len(), 2, "all are whole");
     }
 }
