@@ -1,6 +1,9 @@
 //! What `status` shows: one JSON object, with a reason for everything that waits.
 
+use core::time::Duration;
+
 use common::{Endpoint, Role, Time};
+use sequencer::leader::Recovery;
 use serde_json::{Value, json};
 
 use crate::Node;
@@ -73,6 +76,8 @@ impl Node {
             "epoch": status.epoch.0,
             "cause": status.cause,
             "generations": status.generations,
+            "recoveries": status.recoveries.iter().map(|recovery| recovery_value(now, recovery))
+                .collect::<Vec<_>>(),
         })
     }
 
@@ -186,4 +191,18 @@ impl Node {
 
 fn ms(now: Time, since: Time) -> u64 {
     u64::try_from(now.since(since).as_millis()).unwrap_or(u64::MAX)
+}
+
+fn recovery_value(now: Time, recovery: &Recovery) -> Value {
+    let whole_ms = |took: Duration| u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+    let phases = recovery.phases.iter();
+    json!({
+        "epoch": recovery.epoch.0,
+        "cause": recovery.cause,
+        "ago_ms": ms(now, recovery.began),
+        "took_ms": recovery.took.map(whole_ms),
+        "attempts": recovery.attempts,
+        "phases_ms": phases.map(|(name, took)| ((*name).to_owned(), json!(whole_ms(*took))))
+            .collect::<serde_json::Map<_, _>>(),
+    })
 }

@@ -32,6 +32,7 @@
 
 mod absent;
 mod follow;
+mod history;
 mod lock;
 mod prove;
 mod recruit;
@@ -47,6 +48,8 @@ use common::{
     Backoff, Code, Cx, Endpoint, Epoch, Event, Gather, Mark, Message, NodeId, Note, Peer, Plant,
     RequestId, Time, Timer, Version,
 };
+use history::History;
+pub use history::Recovery;
 
 /// What the leader must know before it starts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -192,6 +195,7 @@ pub struct Leader {
     /// Whose connection broke and who has not been heard since.
     doubted: BTreeSet<NodeId>,
     last_cause: &'static str,
+    history: History,
 }
 
 /// What `status` shows of a leader.
@@ -209,6 +213,8 @@ pub struct LeaderStatus {
     pub cause: &'static str,
     /// How many generations the register holds.
     pub generations: usize,
+    /// The last recoveries that this node led, oldest first.
+    pub recoveries: Vec<Recovery>,
 }
 
 impl Leader {
@@ -240,6 +246,7 @@ impl Leader {
             returns: Returns::default(),
             doubted: BTreeSet::new(),
             last_cause: "start",
+            history: History::default(),
         }
     }
 
@@ -298,7 +305,9 @@ impl Leader {
     fn recover(&mut self, cx: &mut Cx<'_>, cause: &'static str) {
         if matches!(self.phase, Phase::Idle | Phase::Following | Phase::Serving) {
             self.recovering_since = cx.now;
+            self.history.begin(cx.now, cause);
         } else {
+            self.history.start_over();
             cx.mark(Mark::RecoveryInterrupted);
         }
         self.note_failed_return_if_unwritten(cx);
@@ -312,6 +321,8 @@ impl Leader {
         self.phase = phase;
         self.since = cx.now;
         cx.note(Note::Phase { epoch: self.epoch, name: self.phase.name() });
+        let serves = matches!(self.phase, Phase::Serving);
+        self.history.enter(cx.now, self.epoch, self.phase.name(), serves);
         self.pacing.reset();
         self.arm_retry(cx);
     }
@@ -409,11 +420,13 @@ impl Leader {
             waiting_for,
             cause: self.last_cause,
             generations: self.state.generations.len(),
+            recoveries: self.history.recoveries(),
         }
     }
 
     /// The order that every state keeps.
     pub fn check(&self) {
+        self.history.check();
         assert!(
             !self.is_leading || self.epoch >= self.heard,
             "{} is led here and {} elsewhere",
