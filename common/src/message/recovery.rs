@@ -96,13 +96,13 @@ impl EpochPlan {
         let (present, absent) = (self.log_servers.len(), self.absent.len());
         assert!(
             (1..=present + absent).contains(&replication) && absent < replication,
-            "{replication} copies on {present} log servers, {absent} more are absent"
+            "I9: {replication} copies on {present} log servers, {absent} more are absent"
         );
         let is_whole = |server: &&Endpoint| !self.returning.contains(&server.node);
         assert!(
             self.log_servers.iter().filter(is_whole).count() + self.returning.len() == present
                 && absent + self.returning.len() < replication,
-            "{:?} return to {:?}, {absent} are absent of {replication} copies",
+            "I9: {:?} return to {:?}, {absent} are absent of {replication} copies",
             self.returning,
             self.log_servers
         );

@@ -51,7 +51,8 @@ impl LogServer {
         }
         // From a lock to the next epoch's begin nothing is trimmed, so that one who returns misses no trim;
         // and then only by those who know the epoch's log servers.
-        if !self.serves() && !(cx.planted(Plant::TrimWhileLocked) && self.generation.is_some()) {
+        let is_ignored = cx.planted(Plant::TrimWhileLocked) && self.generation.is_some();
+        if !self.serves() && !is_ignored {
             let detail = "no epoch serves here";
             return self.refuse(cx, from, trim.request, Code::Recovering, detail);
         }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use clap::Args;
 use common::{Plant, Plants};
 use serde::Serialize;
+use sim::oracle::Violation;
 use sim::run::Options;
 
 use super::{FAILED, Output, run_placed, say};
@@ -107,13 +108,12 @@ fn find(plant: Plant, seeds_max: u64) -> Found {
     };
     for seed in 0..seeds_max {
         let Some(failure) = run_placed(seed, &options).failure else { continue };
-        let is_expected = plant.expected().iter().any(|rule| is_of(failure.rule, rule));
-        if is_expected {
-            found.found_by = Some(failure.rule.to_owned());
+        let rule = bitten_by(&failure);
+        if plant.expected().iter().any(|expected| is_of(&rule, expected)) {
+            found.found_by = Some(rule);
             found.seeds_needed = Some(seed + 1);
             break;
         }
-        let rule = failure.rule.to_owned();
         if !found.also_found_by.contains(&rule) {
             found.also_found_by.push(rule);
         }
@@ -122,6 +122,16 @@ fn find(plant: Plant, seeds_max: u64) -> Found {
         found.found_by = found.also_found_by.first().cloned();
     }
     found
+}
+
+/// The rule that was broken; for a role's own assertion, the invariant that it cites.
+fn bitten_by(failure: &Violation) -> String {
+    let cited = failure.detail.split_once(':').map_or("", |(cited, _)| cited);
+    let is_cited = cited.strip_prefix('I').is_some_and(|number| number.parse::<u8>().is_ok());
+    if failure.rule == "panic" && is_cited {
+        return format!("{cited}.asserted");
+    }
+    failure.rule.to_owned()
 }
 
 /// `I1` is the oracle of `I1.chain`, but not of `I12.dense`.

@@ -556,6 +556,28 @@ fn ids_that_were_forgotten_while_another_call_may_have_used_them_prove_nothing()
     assert!(fake.log.is_empty(), "{:?}", fake.log);
 }
 
+/// A recovery jumps far: what was forgotten since the call began may be the other call's.
+#[test]
+fn ids_that_were_forgotten_while_the_call_waited_for_a_recovery_prove_nothing() {
+    let mut fake = Fake::connected(24);
+    fake.recover();
+    let began = read_version(&mut fake);
+    // It is too old to be used.
+    fake.now = fake.now.plus(Duration::from_secs(10));
+    fake.lose = vec!["ReadVersionRequest"];
+    let mut transaction = line();
+    transaction.idempotency_id(ID);
+    commit(&mut fake, 2, transaction);
+    while !fake.lose.is_empty() {
+        assert!(fake.tick());
+    }
+    fake.recover();
+    fake.forgotten_through = began;
+    let error = error(&mut fake, 2);
+    assert!(matches!(error, Error::Unknown(_)), "{error}");
+    assert!(fake.log.is_empty(), "{:?}", fake.log);
+}
+
 #[test]
 fn what_the_log_has_forgotten_is_not_taken_for_absent() {
     let forgets = |call_id: bool| {
