@@ -84,7 +84,7 @@ pub(super) struct Commit {
     /// The id counts as unused at or below this version, whatever the log forgets later. A caller's id counts
     /// so at the beginning: who uses one again must do so while the log remembers it.
     absent_through: Version,
-    /// The newest version that was known when the call began: recoveries jump far while it waits.
+    /// The highest version that was known when the call began: recoveries jump far while it waits.
     began: Option<Version>,
 }
 
@@ -212,7 +212,7 @@ impl Session {
             is_checked: false,
             asked: None,
             absent_through: Version::ZERO,
-            began: self.newest.map(|(version, _)| version),
+            began: self.seen.map(|(_, highest)| highest),
         };
         self.commits.insert(key, commit);
         if let Some(lane) = lane
@@ -278,7 +278,8 @@ impl Session {
             // Another call may be using a caller's at this time. What log servers had to forget that soon
             // makes the error; of what is older the caller knows how long ids are remembered.
             IdChoice::Caller(_) if commit.attempts == 0 => {
-                let began = commit.began.unwrap_or(read_version).min(read_version);
+                let first = self.seen.map(|(first, _)| first);
+                let began = commit.began.or(first).unwrap_or(read_version).min(read_version);
                 began.minus_saturating(OTHER_CALL_VERSIONS)
             }
             IdChoice::Caller(_) => commit.absent_through,

@@ -232,6 +232,8 @@ pub struct Session {
     catalog: catalog::Follower,
     /// The newest version that is known durable everywhere, and when that became known.
     newest: Option<(Version, Time)>,
+    /// The first version that was ever known so, and the highest, of whatever epoch.
+    seen: Option<(Version, Version)>,
     /// The question for a newer one.
     floor: Option<Key>,
     ready: BTreeSet<Item>,
@@ -263,6 +265,7 @@ impl Session {
             pullers: BTreeMap::new(),
             catalog: catalog::Follower::default(),
             newest: None,
+            seen: None,
             floor: None,
             ready: BTreeSet::new(),
             alarms: Alarms::default(),
@@ -603,6 +606,8 @@ impl Session {
     }
 
     fn saw(&mut self, version: Version, now: Time) {
+        let (first, highest) = self.seen.unwrap_or((version, version));
+        self.seen = Some((first.min(version), highest.max(version)));
         if self.newest.is_none_or(|(newest, _)| newest < version) {
             self.newest = Some((version, now));
         }
