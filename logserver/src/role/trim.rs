@@ -56,7 +56,7 @@ impl LogServer {
             let detail = "no epoch serves here";
             return self.refuse(cx, from, trim.request, Code::Recovering, detail);
         }
-        if epoch < self.epoch() && !cx.planted(Plant::TrimOfOldEpoch) {
+        if epoch < self.epoch() {
             let detail = format!("{epoch} is over, {} has other log servers", self.epoch());
             return self.refuse(cx, from, trim.request, Code::WrongEpoch, detail);
         }

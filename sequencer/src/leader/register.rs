@@ -193,8 +193,8 @@ fn close_and_open(old: &[Generation], new: Generation) -> Vec<Generation> {
 }
 
 /// Lets go of the generations that nobody needs. Where one ended is asked for by its successor, and by the
-/// absent log servers that it was the last to have: what they have above is void. So however often log servers
-/// come and go, the register holds two generations, and two more for each absent one.
+/// absent log servers that it was the last to have: what they have above is void. So however often log
+/// servers come and go, the register holds two generations, and two more for each absent one.
 fn retire(generations: Vec<Generation>) -> Vec<Generation> {
     let newest = generations.last().expect("one was just opened");
     let count = generations.len();
