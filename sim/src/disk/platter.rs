@@ -18,6 +18,9 @@ const SECTOR: usize = 512;
 /// Older contents of an unsynced page that a power cut may bring back, at most.
 const HISTORY_MAX: usize = 4;
 
+/// What was never written.
+static ZEROS: [u8; 64 * PAGE] = [0; 64 * PAGE];
+
 /// One page; `None` is zeros.
 type Page = Option<Bytes>;
 
@@ -119,9 +122,17 @@ impl Platter {
     /// What the pages truly hold.
     pub(super) fn peek(&self, file: File, offset: u64, bytes: u64) -> Option<Bytes> {
         let content = self.files.get(&file)?;
-        let pages = content.range(offset, bytes);
+        let pages = &content.pages[content.range(offset, bytes)];
+        // Most reads are of one page, or of what nobody has written: neither is copied.
+        match pages {
+            [Some(page)] => return Some(page.clone()),
+            _ if pages.len() <= ZEROS.len() / PAGE && pages.iter().all(Option::is_none) => {
+                return Some(Bytes::from_static(&ZEROS[..pages.len() * PAGE]));
+            }
+            _ => {}
+        }
         let mut out = BytesMut::with_capacity(pages.len() * PAGE);
-        pages.for_each(|place| append(&mut out, content.pages[place].as_ref()));
+        pages.iter().for_each(|page| append(&mut out, page.as_ref()));
         Some(out.freeze())
     }
 
@@ -365,8 +376,7 @@ fn same_in_all<'a>(
     current: Option<&'a Bytes>,
     range: core::ops::Range<usize>,
 ) -> Option<&'a [u8]> {
-    const ZEROS: [u8; PAGE] = [0; PAGE];
-    let sector = |page: Option<&'a Bytes>| &page.map_or(&ZEROS[..], |page| page)[range.clone()];
+    let sector = |page: Option<&'a Bytes>| &page.map_or(&ZEROS[..PAGE], |page| page)[range.clone()];
     let current = sector(current);
     history.iter().all(|page| sector(page.as_ref()) == current).then_some(current)
 }
