@@ -95,7 +95,25 @@ impl PartialEq for Payload {
         if let ([one], [two]) = (&self.pieces[..], &other.pieces[..]) {
             return one == two;
         }
-        self.len == other.len && self.contiguous() == other.contiguous()
+        if self.len != other.len {
+            return false;
+        }
+        let (mut ours, mut theirs) = (self.pieces.iter(), other.pieces.iter());
+        let (mut one, mut two): (&[u8], &[u8]) = (&[], &[]);
+        for _ in 0..self.pieces.len() + other.pieces.len() {
+            if one.is_empty() {
+                one = ours.next().map_or(&[], |piece| piece);
+            }
+            if two.is_empty() {
+                two = theirs.next().map_or(&[], |piece| piece);
+            }
+            let common = one.len().min(two.len());
+            if one[..common] != two[..common] {
+                return false;
+            }
+            (one, two) = (&one[common..], &two[common..]);
+        }
+        true
     }
 }
 
@@ -125,5 +143,32 @@ mod tests {
             assert_eq!(payload.slice(start, 7 - start), None);
         }
         assert_eq!(payload.slice(usize::MAX, 2), None);
+    }
+
+    #[test]
+    fn pieces_change_nothing_in_what_is_equal() {
+        let cut = |cuts: &[usize], bytes: &[u8]| {
+            let (mut payload, mut rest) = (Payload::new(), bytes);
+            for cut in cuts {
+                let (piece, behind) = rest.split_at(*cut);
+                payload.push(Bytes::copy_from_slice(piece));
+                rest = behind;
+            }
+            payload.push(Bytes::copy_from_slice(rest));
+            payload
+        };
+        let all: [&[usize]; 6] = [&[], &[1], &[5], &[2, 2], &[1, 1, 1, 1, 1], &[3, 2]];
+        for one in all {
+            for two in all {
+                assert_eq!(cut(one, b"abcdef"), cut(two, b"abcdef"), "{one:?} {two:?}");
+                for at in 0..6 {
+                    let mut other = *b"abcdef";
+                    other[at] = b'x';
+                    assert_ne!(cut(one, b"abcdef"), cut(two, &other), "{one:?} {two:?} at {at}");
+                }
+                assert_ne!(cut(one, b"abcdef"), cut(two, b"abcdefg"), "{one:?} {two:?}");
+            }
+        }
+        assert_eq!(Payload::new(), Payload::default());
     }
 }

@@ -131,6 +131,8 @@ impl<'a> KeyRange<'a> {
 }
 
 const POINT: u32 = u32::MAX;
+/// What the keys of a range take, as a rule.
+const KEY_BYTES_USUAL: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 struct Bounds {
@@ -149,7 +151,10 @@ pub struct Ranges {
 impl Ranges {
     /// Builds a list from ranges; the order is kept.
     pub fn from_ranges<'a>(ranges: impl IntoIterator<Item = KeyRange<'a>>) -> Self {
-        let (mut arena, mut bounds) = (Vec::new(), Vec::new());
+        let ranges = ranges.into_iter();
+        let count = ranges.size_hint().0;
+        let mut arena = Vec::with_capacity(count * KEY_BYTES_USUAL);
+        let mut bounds = Vec::with_capacity(count);
         for range in ranges {
             arena.extend_from_slice(range.begin);
             let end_bytes = match range.end {

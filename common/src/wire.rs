@@ -38,6 +38,8 @@ pub const FRAME_HEADER_BYTES: usize = 40;
 pub const FRAME_BYTES_MAX: usize = 64 << 20;
 
 const CHECKED_FROM: usize = 8;
+/// What most headers with their bodies fit into.
+const HEAD_BYTES_USUAL: usize = 256;
 
 /// A frame to be written: the pieces one after the other.
 #[derive(Clone, Debug)]
@@ -61,9 +63,12 @@ impl Frame {
         self.head.is_empty()
     }
 
-    /// One contiguous copy, for tests and for the simulator.
+    /// All bytes in one piece, for tests and for the simulator.
     #[must_use]
     pub fn to_bytes(&self) -> Bytes {
+        if self.payload.is_empty() {
+            return self.head.clone();
+        }
         let mut out = BytesMut::with_capacity(self.len());
         out.extend_from_slice(&self.head);
         self.payload.pieces().iter().for_each(|piece| out.extend_from_slice(piece));
@@ -115,36 +120,38 @@ impl WireError {
 /// Encodes an envelope. The payload is not copied.
 #[must_use]
 pub fn encode(envelope: &Envelope) -> Frame {
-    let body = envelope.message.encode_body();
+    let mut head = Vec::with_capacity(HEAD_BYTES_USUAL);
+    head.resize(FRAME_HEADER_BYTES, 0);
+    let mut head = envelope.message.encode_body(head);
+    let body_bytes = head.len() - FRAME_HEADER_BYTES;
     let payload = envelope.message.payload().cloned().unwrap_or_default();
-    let total = FRAME_HEADER_BYTES + body.len() + payload.len();
+    let total = head.len() + payload.len();
     assert!(
         total <= FRAME_BYTES_MAX,
         "{} of {total} bytes is over the limit",
         envelope.message.name()
     );
 
-    let mut head = BytesMut::with_capacity(FRAME_HEADER_BYTES + body.len());
-    head.put_u32_le(u32::try_from(total).expect("below the frame limit"));
-    head.put_u32_le(0);
-    head.put_u16_le(PROTOCOL);
-    head.put_u16_le(envelope.message.number());
-    head.put_u16_le(FRAME_HEADER_BYTES as u16);
-    head.put_slice(&encode_role(envelope.from.role));
-    head.put_slice(&encode_role(envelope.to.role));
-    head.put_u16_le(0);
-    head.put_u32_le(u32::try_from(body.len()).expect("below the frame limit"));
-    head.put_u64_le(envelope.epoch.0);
-    head.put_u64_le(envelope.to.incarnation.0);
-    assert_eq!(head.len(), FRAME_HEADER_BYTES, "the header has the size that is drawn above");
-    head.put_slice(&body);
+    let mut header = &mut head[..FRAME_HEADER_BYTES];
+    header.put_u32_le(u32::try_from(total).expect("below the frame limit"));
+    header.put_u32_le(0);
+    header.put_u16_le(PROTOCOL);
+    header.put_u16_le(envelope.message.number());
+    header.put_u16_le(FRAME_HEADER_BYTES as u16);
+    header.put_slice(&encode_role(envelope.from.role));
+    header.put_slice(&encode_role(envelope.to.role));
+    header.put_u16_le(0);
+    header.put_u32_le(u32::try_from(body_bytes).expect("below the frame limit"));
+    header.put_u64_le(envelope.epoch.0);
+    header.put_u64_le(envelope.to.incarnation.0);
+    assert!(header.is_empty(), "the header has the size that is drawn above");
 
     let mut checksum = crc32c::crc32c(&head[CHECKED_FROM..]);
     for piece in payload.pieces() {
         checksum = crc32c::crc32c_append(checksum, piece);
     }
     head[4..8].copy_from_slice(&checksum.to_le_bytes());
-    Frame { head: head.freeze(), payload }
+    Frame { head: head.into(), payload }
 }
 
 /// Decodes one whole frame that came from `peer` to `node`. The payload shares the frame's bytes.

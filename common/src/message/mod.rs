@@ -92,11 +92,12 @@ macro_rules! messages {
                 match self { $(Self::$name(_) => MessageLane::$lane),* }
             }
 
-            pub(crate) fn encode_body(&self) -> rkyv::util::AlignedVec {
+            /// Appends the body to what stands in `out` already.
+            pub(crate) fn encode_body(&self, out: Vec<u8>) -> Vec<u8> {
                 match self {
                     $(Self::$name(body) => {
                         let body: &$name = body;
-                        rkyv::to_bytes::<Error>(body)
+                        rkyv::api::high::to_bytes_in::<_, Error>(body, out)
                     })*
                 }
                 .expect("plain data encodes")
