@@ -265,13 +265,6 @@ impl<'a> Share<'a> {
         Self { begin: &shares[resolver].begin, end }
     }
 
-    /// Whether nobody else has a part of a transaction, or all of it is here.
-    fn is_final(self, transaction: &Transaction, pieces: [(&Ranges, &Ranges); 2]) -> bool {
-        let is_alone = self.begin.is_empty() && self.end.is_none();
-        is_alone
-            || (transaction.request.lane.is_none() && pieces.iter().all(|(all, mine)| all == mine))
-    }
-
     /// What the resolver sees of a transaction. One that has failed already has no ranges, only a place in
     /// the batch.
     fn transaction(self, transaction: &Transaction) -> ResolveTransaction {
@@ -280,34 +273,60 @@ impl<'a> Share<'a> {
         let mut is_final = true;
         if transaction.failed.is_none() {
             let keys = system_keys(transaction);
-            let all = [&request.reads, &request.writes].map(|ranges| with_keys(ranges, &keys));
-            (reads, writes) = (self.clip(&all[0]).0, self.clip(&all[1]).0);
-            is_final = self.is_final(transaction, [(&all[0], &reads), (&all[1], &writes)]);
+            let (all_reads, all_writes);
+            (reads, all_reads) = self.clip(&request.reads, &keys);
+            (writes, all_writes) = self.clip(&request.writes, &keys);
+            // Nobody else has a part of it, or all of it is here.
+            is_final = self.is_alone()
+                || (request.lane.is_none() && [all_reads, all_writes] == [Part::All; 2]);
         }
         let (read_version, report_conflicts) = (request.read_version, request.report_conflicts);
         ResolveTransaction { read_version, reads, writes, report_conflicts, is_final }
     }
 
-    /// For each read that the resolver sees, its place among all reads.
-    fn read_indexes(self, transaction: &Transaction) -> Vec<u32> {
-        self.clip(&with_keys(&transaction.request.reads, &system_keys(transaction))).1
+    /// Whether there is no other share.
+    const fn is_alone(self) -> bool {
+        self.begin.is_empty() && self.end.is_none()
     }
 
-    /// The part of `ranges` that lies inside, and the index of each piece's range.
-    fn clip(self, ranges: &Ranges) -> (Ranges, Vec<u32>) {
-        let all = 0..u32::try_from(ranges.len()).expect("a transaction has fewer than 2^32 ranges");
-        if self.begin.is_empty() && self.end.is_none() {
-            return (ranges.clone(), all.collect());
-        }
-        let (mut pieces, mut indexes) = (Vec::new(), Vec::new());
-        for (range, index) in ranges.iter().zip(all) {
-            if let Some(piece) = range.within(self.begin, self.end) {
-                pieces.push(piece);
-                indexes.push(index);
-            }
-        }
-        (Ranges::from_ranges(pieces), indexes)
+    /// For each read that the resolver sees, its place among all reads.
+    fn read_indexes(self, transaction: &Transaction) -> Vec<u32> {
+        self.indexes(&with_keys(&transaction.request.reads, &system_keys(transaction)))
     }
+
+    fn indexes(self, ranges: &Ranges) -> Vec<u32> {
+        let inside = (0..)
+            .zip(ranges.iter())
+            .filter_map(|(index, range)| range.within(self.begin, self.end).map(|_| index));
+        inside.collect()
+    }
+
+    /// The part of `ranges` and `keys` that lies inside.
+    fn clip(self, ranges: &Ranges, keys: &[Vec<u8>]) -> (Ranges, Part) {
+        if self.is_alone() {
+            return (with_keys(ranges, keys), Part::All);
+        }
+        let mut part = Part::All;
+        let keys = keys.iter().map(|key| KeyRange::point(key));
+        let pieces = ranges.iter().chain(keys).filter_map(|range| {
+            let piece = range.within(self.begin, self.end);
+            if piece != Some(range) {
+                part = Part::Some;
+            }
+            piece
+        });
+        let pieces = Ranges::from_ranges(pieces);
+        (pieces, part)
+    }
+}
+
+/// How much of something lies in a share.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+enum Part {
+    All,
+    /// Something of it may lie in another share.
+    Some,
 }
 
 fn with_keys(ranges: &Ranges, keys: &[Vec<u8>]) -> Ranges {
@@ -341,13 +360,23 @@ mod tests {
             KeyRange::new(b"c", b"g").unwrap(),
             KeyRange::point(b"z"),
         ]);
-        let (low, low_indexes) = Share { begin: b"", end: Some(b"g") }.clip(&ranges);
-        let (high, high_indexes) = Share { begin: b"g", end: None }.clip(&ranges);
+        let (low_share, high_share) =
+            (Share { begin: b"", end: Some(b"g") }, Share { begin: b"g", end: None });
+        let (low_indexes, high_indexes) = (low_share.indexes(&ranges), high_share.indexes(&ranges));
+        let (low, low_part) = low_share.clip(&ranges, &[]);
+        let (high, high_part) = high_share.clip(&ranges, &[]);
+        assert_eq!((low_part, high_part), (Part::Some, Part::Some));
         assert_eq!(low_indexes, [0, 1, 4]);
         assert_eq!(high_indexes, [1, 2, 3, 5]);
         let low: Vec<_> = low.iter().map(|range| range.end_key()).collect();
         assert_eq!(low, [&b"a\0"[..], b"g", b"g"]);
         let high: Vec<_> = high.iter().map(|range| range.begin).collect();
         assert_eq!(high, [&b"g"[..], b"g", b"h", b"z"]);
+        let keys = [b"id".to_vec()];
+        assert_eq!(low_share.clip(&Ranges::default(), &keys), (Ranges::default(), Part::Some));
+        let point = Ranges::from_ranges([KeyRange::point(b"h")]);
+        assert_eq!(high_share.clip(&point, &[]), (point.clone(), Part::All));
+        let both = Ranges::from_ranges([KeyRange::point(b"h"), KeyRange::point(b"id")]);
+        assert_eq!(high_share.clip(&point, &keys), (both, Part::All));
     }
 }
