@@ -24,8 +24,12 @@ impl<T: Ord + Copy> Default for Alarms<T> {
 impl<T: Ord + Copy> Alarms<T> {
     /// Wakes `who` at `at`, and not when it was to be woken before.
     pub(super) fn set(&mut self, who: T, at: Time) {
-        self.clear(who);
-        self.at.insert(who, at);
+        if let Some(before) = self.at.insert(who, at) {
+            if before == at {
+                return;
+            }
+            self.order.remove(&(before, who));
+        }
         self.order.insert((at, who));
         assert_eq!(self.order.len(), self.at.len(), "each is woken once");
     }
@@ -43,11 +47,9 @@ impl<T: Ord + Copy> Alarms<T> {
 
     /// The next one whose time has come.
     pub(super) fn pop(&mut self, now: Time) -> Option<T> {
-        let (at, who) = *self.order.first()?;
-        if at > now {
-            return None;
-        }
-        self.clear(who);
+        let (at, who) = *self.order.first().filter(|(at, _)| *at <= now)?;
+        self.order.pop_first();
+        assert_eq!(self.at.remove(&who), Some(at), "each is woken once");
         Some(who)
     }
 

@@ -463,7 +463,7 @@ impl Session {
             Message::Refused(Refused { request, refusal }) if request.0 < QUESTION_NUMBERS => {
                 self.handle_commit_refused(cx, from, request, refusal);
             }
-            Message::ClusterView(view) => self.handle_view(cx, view),
+            Message::ClusterView(view) => self.handle_view(cx, *view),
             other => {
                 if let Some(number) = other.answers() {
                     self.handle_answer(cx, number, other);

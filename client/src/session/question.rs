@@ -293,7 +293,7 @@ impl Session {
                     Reply::Message(Message::ReadVersionReply(reply)) => {
                         Ok(Answer::ReadVersion(reply.version))
                     }
-                    Reply::Message(Message::ClusterView(view)) => Ok(Answer::Cluster(view)),
+                    Reply::Message(Message::ClusterView(view)) => Ok(Answer::Cluster(*view)),
                     Reply::Message(Message::StatusReply(reply)) => Ok(Answer::Status(reply.json)),
                     other => Err(unexpected(other)),
                 };

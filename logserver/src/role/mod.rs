@@ -201,7 +201,7 @@ impl LogServer {
             Message::Lock(lock) => self.handle_lock(cx, from, epoch, lock),
             Message::CatchUp(catch_up) => self.handle_catch_up(cx, from, epoch, &catch_up),
             Message::Copy(copy) => self.handle_copy(cx, from, epoch, &copy),
-            Message::Copied(copied) => self.handle_copied(cx, from, copied),
+            Message::Copied(copied) => self.handle_copied(cx, from, *copied),
             Message::Recruit(recruit) => self.handle_recruit(cx, from, *recruit),
             Message::Serve(serve) => self.handle_serve(&serve),
             Message::Pull(pull) => self.handle_pull(cx, from, pull),

@@ -338,7 +338,7 @@ fn a_whole_server_gives_its_share_and_no_more_than_is_committed_or_asked_for() {
     };
     rig.send(whole(), 2, copy.clone());
     let answers = rig.take_sent(|message| match message {
-        Message::Copied(copied) => Some(copied),
+        Message::Copied(copied) => Some(*copied),
         _ => None,
     });
     assert_eq!((answers[0].through, answers[0].blocks.len()), (Version(10), 2));
