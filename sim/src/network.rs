@@ -108,7 +108,7 @@ pub enum Arrival {
     Damaged,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Contact {
     incarnation: Incarnation,
     session: u64,
@@ -282,7 +282,9 @@ impl Network {
             return Arrival::Damaged;
         }
         let new = Contact { incarnation: from.incarnation, session: flight.session, open: true };
-        self.meet(to, from.node, new);
+        if contact != Some(new) {
+            self.meet(to, from.node, new);
+        }
         let down_first = contact
             .filter(|old| old.open)
             .filter(|old| (old.incarnation, old.session) != (new.incarnation, new.session))

@@ -80,6 +80,34 @@ enum Event {
     Wake(u64),
 }
 
+/// When an event comes: its moment, then drawn bits, then the slot that it waits in. One number, so that the
+/// queue compares and moves little.
+///
+/// ```text
+/// bit 127       64 63    24 23   0
+///     [  moment   | drawn  | slot ]
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Turn(u128);
+
+const SLOT_BITS: u32 = 24;
+const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
+
+impl Turn {
+    fn new(at: Moment, drawn: u64, slot: u32) -> Self {
+        assert!(u64::from(slot) <= SLOT_MASK, "{slot} events wait");
+        Self(u128::from(at.0) << 64 | u128::from(drawn & !SLOT_MASK | u64::from(slot)))
+    }
+
+    const fn at(self) -> Moment {
+        Moment((self.0 >> 64) as u64)
+    }
+
+    const fn slot(self) -> u32 {
+        (self.0 as u64 & SLOT_MASK) as u32
+    }
+}
+
 struct Host<P> {
     lives: u64,
     disk: Disk,
@@ -104,8 +132,7 @@ struct Life<P> {
 /// Everything that a run consists of, but for what it is judged by.
 pub struct World<S: Spawn> {
     now: Moment,
-    /// Moment, tiebreak, and the event's slot.
-    queue: BinaryHeap<Reverse<(Moment, u64, u32)>>,
+    queue: BinaryHeap<Reverse<Turn>>,
     slots: Vec<Option<Event>>,
     free: Vec<u32>,
     gives: u64,
@@ -273,16 +300,18 @@ impl<S: Spawn> World<S> {
 
     /// Carries out the next event, if there is one at or before `until`.
     pub fn step(&mut self, until: Moment) -> bool {
-        let Some(Reverse((at, tiebreak, slot))) = self.queue.peek().copied() else {
+        let Some(Reverse(turn)) = self.queue.peek().copied() else {
             return false;
         };
+        let at = turn.at();
         if at > until {
             return false;
         }
         self.queue.pop();
         assert!(at >= self.now, "time runs forward: {at:?} after {:?}", self.now);
         self.now = at;
-        self.trace.word(tiebreak);
+        self.trace.word(turn.0 as u64);
+        let slot = turn.slot();
         let event = self.slots[slot as usize].take().expect("every queued event has its slot");
         self.free.push(slot);
         self.carry_out(event);
@@ -524,7 +553,7 @@ impl<S: Spawn> World<S> {
             u32::try_from(self.slots.len() - 1).expect("fewer events wait than fit into memory")
         });
         self.slots[slot as usize] = Some(event);
-        self.queue.push(Reverse((at, self.schedule.next(), slot)));
+        self.queue.push(Reverse(Turn::new(at, self.schedule.next(), slot)));
     }
 
     fn schedule_traffic(&mut self, traffic: impl IntoIterator<Item = (Moment, Traffic)>) {
