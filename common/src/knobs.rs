@@ -154,6 +154,8 @@ knobs! {
     leader_silence_ms = 250, 200 => 2000;
     /// A leader whose recovery takes longer than this falls silent, so that another one may try, ms.
     recovery_patience_ms = 10_000, 2000 => 10_000;
+    /// A leader asks after its nodes this often, ms; one that has not answered six times in a row is gone.
+    watch_ms = 50, 20 => 200;
     /// A recovery waits this long for nodes that it could do without, ms.
     finding_ms = 200, 20 => 1000;
 
@@ -182,6 +184,7 @@ impl Knobs {
             heartbeat_ms: 100,
             retransmit_ms: 30,
             recovery_retry_ms: 100,
+            watch_ms: 100,
             register_backoff_ms_max: 100,
             client_timeout_ms: 300,
             client_backoff_ms_max: 100,

@@ -43,6 +43,7 @@ impl Leader {
         (self.is_leading, self.plan) = (false, None);
         self.lives.clear();
         self.doubted.clear();
+        self.gone.clear();
         cx.disarm(BEAT);
         self.enter(cx, Phase::Following);
     }
@@ -72,11 +73,18 @@ impl Leader {
         }
     }
 
+    /// The leader has been silent for too long.
+    pub(super) fn take_over(&mut self, cx: &mut Cx<'_>) {
+        let leader = self.heard_from.map(|leader| leader.node);
+        self.gone.extend(leader.filter(|node| *node != cx.me.node));
+        self.recover(cx, "leader_silent");
+    }
+
     /// The leader stops and says so: no need to wait for its silence.
     pub(super) fn handle_hand_over(&mut self, cx: &mut Cx<'_>, from: Endpoint, epoch: Epoch) {
         if matches!(self.phase, Phase::Following) && epoch >= self.known_epoch() {
             self.heard = epoch;
-            self.leaving = Some(from.node);
+            self.gone.insert(from.node);
             cx.mark(Mark::LeaderHandedOver);
             self.recover(cx, "handed_over");
         }

@@ -3,7 +3,9 @@
 use core::time::Duration;
 
 use common::message::{ClusterView, FindCluster, Lock, Locked};
-use common::{Cx, Endpoint, FENCE_JUMP_VERSIONS, Gather, Gathered, Mark, NodeId, Plant, Role};
+use common::{
+    Cx, Endpoint, FENCE_JUMP_VERSIONS, Gather, Gathered, Mark, NodeId, Plant, Role, Time,
+};
 
 use super::{Leader, Phase, recovery_version};
 use common::Version;
@@ -15,10 +17,6 @@ impl Leader {
         self.doubted.clear();
         let mut nodes = self.topology.nodes();
         nodes.extend(self.old_log_servers());
-        if let Some(leaving) = self.leaving.take() {
-            let is_needed = self.is_log_server(leaving) || leaving == cx.me.node;
-            nodes.retain(|node| *node != leaving || is_needed);
-        }
         let count = nodes.iter().collect::<std::collections::BTreeSet<_>>().len();
         self.enter(cx, Phase::Finding { lives: Gather::new(nodes, count) });
         self.ask_for_signs_of_life(cx);
@@ -27,11 +25,6 @@ impl Leader {
     /// The log servers that the last generation was written to.
     pub(super) fn old_log_servers(&self) -> Vec<NodeId> {
         self.state.generations.last().map(|last| last.log_servers.clone()).unwrap_or_default()
-    }
-
-    /// Of the old generation or of the new one.
-    fn is_log_server(&self, node: NodeId) -> bool {
-        self.topology.log_servers.contains(&node) || self.old_log_servers().contains(&node)
     }
 
     /// What the silent ones of the old log servers may do to the recovery (I9).
@@ -52,8 +45,20 @@ impl Leader {
         if silent_count <= bearable_count { Silence::Bearable } else { Silence::Fatal }
     }
 
-    fn is_late(&self, cx: &Cx<'_>) -> bool {
-        cx.now.since(self.since) >= Duration::from_millis(cx.knobs.finding_ms)
+    /// From when on the phase may do without those that are silent.
+    pub(super) fn late_at(&self, cx: &Cx<'_>) -> Time {
+        self.since.plus(Duration::from_millis(cx.knobs.finding_ms))
+    }
+
+    pub(super) fn is_late(&self, cx: &Cx<'_>) -> bool {
+        cx.now >= self.late_at(cx)
+    }
+
+    /// Whether those that are not waited for, because they are gone, are all that is missing.
+    fn lacks_only_gone(&self, cx: &Cx<'_>, lives: &Gather<NodeId, Endpoint>) -> bool {
+        lives.answered_count() > 0
+            && lives.silent().all(|node| self.gone.contains(&node))
+            && self.judge_silence(cx, lives.silent()) == Silence::Bearable
     }
 
     pub(super) fn ask_for_signs_of_life(&mut self, cx: &mut Cx<'_>) {
@@ -73,6 +78,11 @@ impl Leader {
         self.note_alive(cx, from, view.epoch);
         let Phase::Finding { lives } = &mut self.phase else { return };
         if lives.answer(from.node, from) == Gathered::Enough {
+            return self.lock_logs(cx);
+        }
+        let Phase::Finding { lives } = &self.phase else { return };
+        if self.lacks_only_gone(cx, lives) {
+            cx.mark(Mark::RecoveredWithoutNode);
             self.lock_logs(cx);
         }
     }
@@ -109,6 +119,7 @@ impl Leader {
         };
         self.lives = lives.answered().map(|(node, life)| (node, life.peer())).collect();
         assert!(!self.lives.is_empty(), "somebody was found");
+        self.gone.clear();
         let old = self.old_log_servers();
         if old.is_empty() {
             // The very first epoch: there is nothing to survive, and everybody is whole.

@@ -39,6 +39,7 @@ mod recruit;
 mod register;
 mod watch;
 
+use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
 
 use absent::Returns;
@@ -171,8 +172,8 @@ pub struct Leader {
     heard: Epoch,
     /// Whose beat came last.
     heard_from: Option<Peer>,
-    /// Who has handed over and is about to stop: the next recovery does not wait for it.
-    leaving: Option<NodeId>,
+    /// Who has been silent for long or is about to stop: the next recovery does not wait for them.
+    gone: BTreeSet<NodeId>,
     /// The register as last read or written.
     state: RegisterState,
     revision: Revision,
@@ -231,7 +232,7 @@ impl Leader {
             is_leading: false,
             heard: Epoch::ZERO,
             heard_from: None,
-            leaving: None,
+            gone: BTreeSet::new(),
             state: RegisterState::empty(),
             revision: Revision(0),
             register_question: 0,
@@ -335,11 +336,15 @@ impl Leader {
             Phase::Reading { .. } | Phase::Claiming { .. } | Phase::Publishing { .. } => {
                 let doubled = longest_ms << self.register_patience.min(REGISTER_PATIENCE_MAX);
                 self.register_patience += 1;
-                core::time::Duration::from_millis(doubled)
+                Duration::from_millis(doubled)
             }
             Phase::Following => self.patience(cx),
-            Phase::Serving if self.doubted.is_empty() => {
-                core::time::Duration::from_millis(longest_ms)
+            Phase::Serving if self.doubted.is_empty() => Duration::from_millis(cx.knobs.watch_ms),
+            Phase::Serving => self.pacing.next(cx.knobs.watch_ms, cx.rng),
+            // Not past the moment from which the phase may do without those that are silent.
+            Phase::Finding { .. } | Phase::Locking { .. } if !self.is_late(cx) => {
+                let rest = self.late_at(cx).since(cx.now);
+                self.pacing.next(longest_ms, cx.rng).min(rest)
             }
             _ => self.pacing.next(longest_ms, cx.rng),
         };
@@ -351,7 +356,7 @@ impl Leader {
         match &self.phase {
             Phase::Idle => {}
             Phase::Following if cx.planted(Plant::NobodyFollows) => {}
-            Phase::Following => return self.recover(cx, "leader_silent"),
+            Phase::Following => return self.take_over(cx),
             // An answer of the register is lost with its connection: ask what it holds.
             Phase::Reading { checking } => {
                 let checking = checking.clone();

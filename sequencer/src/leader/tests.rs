@@ -70,7 +70,7 @@ impl World {
         let mut waiting = VecDeque::from([first]);
         while let Some(event) = waiting.pop_front() {
             for output in self.step(event) {
-                self.now = self.now.plus(core::time::Duration::from_millis(1));
+                self.now = self.now.plus(Duration::from_millis(1));
                 waiting.extend(self.answer(output).map(Some));
             }
         }
@@ -356,7 +356,7 @@ fn a_connection_that_breaks_ends_no_epoch_and_no_recovery() {
 
 #[test]
 fn a_connection_that_breaks_for_good_ends_the_epoch_soon() {
-    let longest = core::time::Duration::from_millis(Knobs::small().recovery_retry_ms);
+    let longest = Duration::from_millis(Knobs::small().recovery_retry_ms);
     let mut world = World::new(&[]);
     world.run(None);
     world.fates = vec![("FindCluster", Fate::Lose); 50];
@@ -438,7 +438,7 @@ fn rival_claims(world: &mut World, epoch: u64) {
 
 /// Lets the watch of `finding_ms` for the rival, who is not there, run out.
 fn serve_alone(world: &mut World) {
-    world.now = world.now.plus(core::time::Duration::from_secs(5));
+    world.now = world.now.plus(Duration::from_secs(5));
     world.run_until_serving();
 }
 
@@ -512,8 +512,8 @@ fn a_recovery_that_does_not_end_stops_the_beats() {
     world.elsewhere.clear();
     world.run(Some(Event::Timer(BEAT)));
     assert_eq!(world.elsewhere, [(RIVAL, "Beat")]);
-    let patience = core::time::Duration::from_millis(Knobs::small().recovery_patience_ms);
-    world.now = world.now.plus(patience + core::time::Duration::from_millis(1));
+    let patience = Duration::from_millis(Knobs::small().recovery_patience_ms);
+    world.now = world.now.plus(patience + Duration::from_millis(1));
     world.elsewhere.clear();
     world.run(Some(Event::Timer(BEAT)));
     assert_eq!(world.elsewhere, []);
@@ -533,6 +533,20 @@ fn a_leader_that_stops_hands_over_and_the_heir_claims_at_once() {
         ("handed_over", "serving"),
         "who left is not waited for"
     );
+}
+
+#[test]
+fn a_leader_that_fell_silent_is_not_waited_for() {
+    let mut world = with_rival();
+    rival_claims(&mut world, 5);
+    world.run(None);
+    world.run(Some(beat(5)));
+    let begin = world.now;
+    world.run(Some(Event::Timer(RETRY)));
+    let status = world.leader.status();
+    assert_eq!((status.cause, status.phase), ("leader_silent", "serving"));
+    let took = world.now.since(begin);
+    assert!(took < Duration::from_millis(Knobs::small().finding_ms), "{took:?}");
 }
 
 #[test]

@@ -20,7 +20,7 @@ use super::lock::whoever;
 use super::recruit::all_roles;
 use super::{Leader, Phase};
 
-/// Ticks of the retry interval without an answer after which a peer counts as gone.
+/// Ticks without an answer after which a peer counts as gone.
 pub(super) const SILENT_TICKS_MAX: u32 = 5;
 /// A phase that needs answers of roles takes so many times as long as Finding, at first.
 const LATE_FINDINGS: u64 = 10;
@@ -46,8 +46,10 @@ impl Leader {
         if cx.planted(Plant::DeadRoleIgnored) {
             return;
         }
-        let mut silent = self.silent_ticks.iter().filter(|(_, ticks)| **ticks > SILENT_TICKS_MAX);
-        if silent.any(|(node, _)| has_role(self.plan.as_ref(), *node)) {
+        let silent = self.silent_ticks.iter().filter(|(_, ticks)| **ticks > SILENT_TICKS_MAX);
+        let silent: BTreeSet<NodeId> = silent.map(|(node, _)| *node).collect();
+        if silent.iter().any(|node| has_role(self.plan.as_ref(), *node)) {
+            self.gone = silent;
             self.recover(cx, "node_silent");
         }
     }

@@ -2,7 +2,6 @@
 
 use common::message::CaughtUp;
 use common::register::Generation;
-use core::time::Duration;
 
 use super::*;
 
@@ -72,6 +71,30 @@ fn one_that_was_found_and_never_locks_is_left_behind() {
     world.run(Some(from_rival(Role::Node, 2, Serving {})));
     world.run_until_serving();
     assert_eq!(last_generation(&world).absent, [RIVAL]);
+}
+
+#[test]
+fn one_that_falls_silent_in_an_epoch_is_not_waited_for() {
+    let mut world = after_a_generation_of_both(2);
+    let view = sign_of_life(&mut world);
+    world.run(Some(from_rival(Role::Node, 2, view)));
+    let (durable, known_committed) = (Version(OLD_END), Version(OLD_END));
+    world.run(Some(from_rival(Role::LogServer, 2, Locked { durable, known_committed })));
+    world.run(Some(from_rival(Role::Node, 2, Recruited { role: Role::LogServer })));
+    world.run(Some(from_rival(Role::Node, 2, Serving {})));
+    assert_eq!(last_generation(&world).log_servers, [NODE, RIVAL]);
+    assert_eq!(world.leader.status().phase, "serving");
+
+    let begin = world.now;
+    for _ in 0..=SILENT_TICKS_MAX {
+        assert_eq!(last_generation(&world).absent, []);
+        world.run(Some(Event::Timer(RETRY)));
+    }
+    let status = world.leader.status();
+    assert_eq!((status.cause, status.phase), ("node_silent", "serving"));
+    assert_eq!(last_generation(&world).absent, [RIVAL]);
+    let took = world.now.since(begin);
+    assert!(took < Duration::from_millis(Knobs::small().finding_ms), "{took:?}");
 }
 
 #[test]
