@@ -62,6 +62,7 @@ impl Node {
             "proxies": names(&plan.proxies),
             "resolvers": names(&resolvers),
             "log_servers": names(&plan.log_servers),
+            "absent": plan.absent.iter().map(ToString::to_string).collect::<Vec<_>>(),
             "replication": plan.replication,
         })
     }
