@@ -1,6 +1,7 @@
 //! Several nodes that know each other, each in a process of its own.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::net::UdpSocket;
@@ -47,6 +48,34 @@ impl Roles {
     }
 }
 
+/// Where the nodes and their register are.
+#[derive(Clone, Debug)]
+pub struct Site {
+    /// `host:port` of each node, from 1.
+    pub addresses: Vec<String>,
+    /// The register's URL.
+    pub register: String,
+    /// What stands before each node's command.
+    pub enter: Vec<Vec<String>>,
+    /// More options of `serve`.
+    pub options: Vec<String>,
+}
+
+impl Site {
+    /// On free ports of loopback, with a register in a file of this directory.
+    fn loopback(directory: &Path, nodes: u64) -> Self {
+        let sockets: Vec<UdpSocket> =
+            (0..nodes).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
+        let address = |socket: &UdpSocket| socket.local_addr().unwrap().to_string();
+        Self {
+            addresses: sockets.iter().map(address).collect(),
+            register: format!("file://{}", directory.join("register").display()),
+            enter: vec![Vec::new(); sockets.len()],
+            options: Vec::new(),
+        }
+    }
+}
+
 struct Member {
     child: Child,
     serving: mpsc::Receiver<String>,
@@ -56,7 +85,7 @@ struct Member {
 pub struct Cluster {
     directory: PathBuf,
     roles: Roles,
-    ports: Vec<u16>,
+    site: Site,
     running: BTreeMap<u64, Member>,
 }
 
@@ -67,15 +96,22 @@ impl Cluster {
     /// When the directory can't be written.
     #[must_use]
     pub fn new(directory: &Path, roles: Roles) -> Self {
+        let site = Site::loopback(directory, roles.nodes);
+        Self::at(directory, roles, site)
+    }
+
+    /// The same, somewhere else.
+    ///
+    /// # Panics
+    /// When the directory can't be written.
+    #[must_use]
+    pub fn at(directory: &Path, roles: Roles, site: Site) -> Self {
         let names: Vec<_> = (1..=roles.nodes)
             .map(|id| (format!("node-{id}"), vec![format!("node-{id}")]))
             .collect();
         make_development_cluster(&directory.join("tls"), &names).unwrap();
-        let sockets: Vec<UdpSocket> =
-            (0..roles.nodes).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
-        let ports = sockets.iter().map(|socket| socket.local_addr().unwrap().port()).collect();
         let running = BTreeMap::new();
-        let cluster = Self { directory: directory.to_owned(), roles, ports, running };
+        let cluster = Self { directory: directory.to_owned(), roles, site, running };
         fs::write(cluster.definition(), cluster.definition_text("test", "tls")).unwrap();
         cluster
     }
@@ -83,10 +119,16 @@ impl Cluster {
     /// Makes a cluster, starts every node and waits until all serve.
     #[must_use]
     pub fn serving(directory: &Path, roles: Roles) -> Self {
-        let mut cluster = Self::new(directory, roles);
+        Self::new(directory, roles).started()
+    }
+
+    /// Starts every node and waits until all serve.
+    #[must_use]
+    pub fn started(mut self) -> Self {
+        let cluster = &mut self;
         (1..=cluster.roles.nodes).for_each(|id| cluster.start(id));
         (1..=cluster.roles.nodes).for_each(|id| cluster.wait_until_serving(id));
-        cluster
+        self
     }
 
     /// The definition's file.
@@ -105,16 +147,15 @@ impl Cluster {
     #[must_use]
     pub fn definition_text(&self, name: &str, tls: &str) -> String {
         let Roles { leaders, proxies, resolver, log_servers, replication, .. } = &self.roles;
-        let register = self.directory.join("register");
         let mut text = format!(
-            "cluster = \"{name}\"\nregister = \"file://{}\"\nleaders = {leaders:?}\n\
+            "cluster = \"{name}\"\nregister = \"{}\"\nleaders = {leaders:?}\n\
              proxies = {proxies:?}\nresolvers = [{{ node = {resolver} }}]\n\
              log_servers = {log_servers:?}\nreplication = {replication}\nca = \"{tls}/ca.pem\"\n",
-            register.display()
+            self.site.register
         );
-        for (id, port) in (1..).zip(&self.ports) {
+        for (id, address) in (1..).zip(&self.site.addresses) {
             text += &format!(
-                "[[nodes]]\nid = {id}\naddress = \"127.0.0.1:{port}\"\nlabel = \"rack {id}\"\n\
+                "[[nodes]]\nid = {id}\naddress = \"{address}\"\nlabel = \"rack {id}\"\n\
                  tls_name = \"node-{id}\"\ncertificate = \"{tls}/node-{id}.pem\"\n\
                  key = \"{tls}/node-{id}.key\"\n"
             );
@@ -124,11 +165,17 @@ impl Cluster {
 
     /// The command that runs a node, without its definition.
     fn serve(&self, id: u64, options: &[&str]) -> Command {
-        let mut command = Command::new(binary());
+        let enter = &self.site.enter[place(id)];
+        let mut command = Command::new(enter.first().map_or(binary().as_os_str(), OsStr::new));
+        command.args(enter.iter().skip(1));
+        if !enter.is_empty() {
+            command.arg(binary());
+        }
         command
             .args(["serve", "-o", "json", "--log", "warn,millrace=info"])
             .args(["--node", &id.to_string(), "--dir"])
             .arg(self.node_directory(id))
+            .args(&self.site.options)
             .args(options)
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
@@ -186,6 +233,20 @@ impl Cluster {
         member.child.wait().unwrap();
     }
 
+    /// Keeps a node from running until [`Self::thaw`].
+    pub fn freeze(&self, id: u64) {
+        self.signal(id, Signal::STOP);
+    }
+
+    /// Lets it go on.
+    pub fn thaw(&self, id: u64) {
+        self.signal(id, Signal::CONT);
+    }
+
+    fn signal(&self, id: u64, signal: Signal) {
+        kill_process(Pid::from_child(&self.running[&id].child), signal).unwrap();
+    }
+
     /// Ends a node in good order.
     ///
     /// # Panics
@@ -200,7 +261,7 @@ impl Cluster {
     /// Where a node is.
     #[must_use]
     pub fn address(&self, id: u64) -> String {
-        format!("127.0.0.1:{}", self.ports[usize::try_from(id).unwrap() - 1])
+        self.site.addresses[place(id)].clone()
     }
 
     /// All addresses.
@@ -258,15 +319,22 @@ impl Cluster {
         status["plan"]["leader"].as_str().unwrap()[1..].parse().unwrap()
     }
 
+    /// How a client reaches the cluster.
+    #[must_use]
+    pub fn client_options(&self) -> ConnectOptions {
+        let mut options = ConnectOptions::new(self.directory.join("tls/ca.pem"));
+        options.tls.server_name = Some(DEVELOPMENT_NAME.to_owned());
+        options.connect_timeout = HANG;
+        options
+    }
+
     /// A client that was told of these nodes.
     ///
     /// # Panics
     /// When none answers.
     pub async fn client(&self, nodes: &[u64]) -> Client {
-        let mut options = ConnectOptions::new(self.directory.join("tls/ca.pem"));
-        options.tls.server_name = Some(DEVELOPMENT_NAME.to_owned());
-        options.connect_timeout = HANG;
-        Client::connect(nodes.iter().map(|id| self.address(*id)), options).await.unwrap()
+        let addresses = nodes.iter().map(|id| self.address(*id));
+        Client::connect(addresses, self.client_options()).await.unwrap()
     }
 
     /// What a node has said on stderr in all its lives.
@@ -282,6 +350,10 @@ impl Cluster {
     fn logs(&self) -> String {
         (1..=self.roles.nodes).map(|id| format!("node {id}:\n{}", self.stderr(id))).collect()
     }
+}
+
+fn place(id: u64) -> usize {
+    usize::try_from(id).unwrap() - 1
 }
 
 impl Drop for Cluster {

@@ -54,7 +54,15 @@ impl Cutter {
     /// # Panics
     /// When there is none.
     pub async fn start(server_port: u16) -> Self {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        Self::start_at("127.0.0.1", server_port).await
+    }
+
+    /// Listens on a free port of this address; the server is on loopback.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub async fn start_at(host: &str, server_port: u16) -> Self {
+        let listener = TcpListener::bind((host, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let plan = Mutex::new(Plan::new(Harm::None, b""));
         let shared = Arc::new(Shared { plan, cut: Notify::new() });

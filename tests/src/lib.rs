@@ -8,7 +8,9 @@
 //!           |--> Frame      what is on the disk, by `millrace inspect`, and how to spoil it
 //!           |--> Peer       a QUIC connection that says what it likes
 //!           |--> RegisterServer  a private PostgreSQL or etcd
-//!           `--> Cutter     a proxy before one that cuts, holds and swallows
+//!           |--> Cutter     a proxy before one that cuts, holds and swallows
+//!           |--> Network    a namespace for each node, and cuts between them
+//!           `--> History    what clients were told and consumers saw, and whether that can be
 //! ```
 //!
 //! Everything stops at the first surprise. Every wait has a limit far above what it needs: only a hang
@@ -21,6 +23,8 @@ mod child;
 mod cluster;
 mod cutter;
 mod disk;
+pub mod history;
+mod network;
 mod node;
 mod peer;
 mod records;
@@ -30,9 +34,10 @@ use std::time::Duration;
 
 pub use binary::binary;
 pub use child::{Ended, millrace, millrace_with_stdin};
-pub use cluster::{Cluster, Roles};
+pub use cluster::{Cluster, Roles, Site};
 pub use cutter::{Cutter, Harm};
 pub use disk::{Frame, Place, copy, files, frames, segment_path};
+pub use network::{HUB, Inside, Network, inside};
 pub use node::{Node, SMALL_FILES, TINY_FILES};
 pub use peer::Peer;
 pub use records::{Found, Records};
