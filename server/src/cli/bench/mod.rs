@@ -4,6 +4,7 @@
 //! tasks of a service do. Figures depend on the machine: compare them only within one run.
 
 mod append;
+mod failover;
 mod pull;
 mod resolver;
 mod txn;
@@ -91,6 +92,10 @@ pub(crate) enum BenchVerb {
         #[arg(long, default_value_t = 512)]
         size: usize,
     },
+    /// Kills nodes of a cluster of its own, by role: how long nothing is acknowledged, and whether anything
+    /// is lost or doubled.
+    #[command(after_help = failover::HELP)]
+    Failover(failover::FailoverArgs),
     /// The conflict set alone: no node, one thread, CPU time.
     #[command(after_help = "Example:\n  millrace bench resolver --workload P1 -o json")]
     Resolver(resolver::ResolverArgs),
@@ -185,6 +190,9 @@ pub(crate) fn run(verb: &BenchVerb, output: Output) -> Result<Exit> {
         resolver::run(args, output)?;
         return Ok(Exit::Done);
     }
+    if let BenchVerb::Failover(args) = verb {
+        return failover::run(args, output);
+    }
     block_on(async {
         let local = tokio::task::LocalSet::new();
         local
@@ -195,7 +203,8 @@ pub(crate) fn run(verb: &BenchVerb, output: Output) -> Result<Exit> {
                     BenchVerb::Pull { target, bytes, size } => {
                         pull::run(target, *bytes, *size, output).await
                     }
-                    BenchVerb::Resolver(_) => Ok(()), // It needs no node and was run above.
+                    // They have nodes of their own, or none, and were run above.
+                    BenchVerb::Failover(_) | BenchVerb::Resolver(_) => Ok(()),
                 }
             })
             .await

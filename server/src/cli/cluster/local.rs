@@ -71,11 +71,30 @@ pub(crate) struct StartLocalArgs {
     knobs: Vec<String>,
 }
 
+impl StartLocalArgs {
+    /// A cluster that another verb runs for itself.
+    pub(crate) fn of(
+        (nodes, log_servers, replication): (u64, u64, u64),
+        register: Option<Secret>,
+        knobs: Vec<String>,
+    ) -> Self {
+        Self {
+            nodes,
+            dir: None,
+            replication: Some(replication),
+            log_servers: Some(log_servers),
+            port: None,
+            register,
+            knobs,
+        }
+    }
+}
+
 /// A node of ours.
-struct Running {
-    id: u64,
-    child: Child,
-    ended: Option<ExitStatus>,
+pub(crate) struct Running {
+    pub(crate) id: u64,
+    pub(crate) child: Child,
+    pub(crate) ended: Option<ExitStatus>,
 }
 
 /// Makes the cluster when it is not there, and runs it.
@@ -200,7 +219,11 @@ fn tell(
     })
 }
 
-fn start(
+/// Starts a node, which tells its id when it serves.
+///
+/// # Errors
+/// When there is no process for it.
+pub(crate) fn start(
     args: &StartLocalArgs,
     directory: &Path,
     id: u64,
@@ -237,7 +260,10 @@ fn start(
 }
 
 /// Asks every child to stop, and ends those that do not.
-async fn stop(running: &mut [Running]) -> Result<()> {
+///
+/// # Errors
+/// When a child can't be waited for.
+pub(crate) async fn stop(running: &mut [Running]) -> Result<()> {
     for node in running.iter_mut().filter(|node| node.ended.is_none()) {
         // It may just have ended: it is ours until it is waited for, so its pid is nobody else's.
         let _ = kill_process(Pid::from_child(&node.child), Signal::TERM);
@@ -260,7 +286,10 @@ async fn stop(running: &mut [Running]) -> Result<()> {
 }
 
 /// The cluster in the directory, which is made when there is none.
-fn make(args: &StartLocalArgs, directory: &Path) -> Result<Definition> {
+///
+/// # Errors
+/// When it can't be made, or is another one.
+pub(crate) fn make(args: &StartLocalArgs, directory: &Path) -> Result<Definition> {
     let file = directory.join(DEFINITION_FILE);
     let wrong = |what: String| Failure::usage(what);
     if !file.exists() {

@@ -1,6 +1,6 @@
 //! `millrace cluster` and `millrace node`: many nodes seen as one, and a few of them on one machine.
 
-mod local;
+pub(crate) mod local;
 mod survey;
 
 use anyhow::Result;
