@@ -11,10 +11,6 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 
-/// A run allocates for each of its events: this allocator takes half the time of the system's.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() -> ExitCode {
     command::Command::parse().carry_out()
 }
