@@ -64,7 +64,11 @@ macro_rules! messages {
         /// Any message.
         #[derive(Clone, Debug, PartialEq, Eq, Hash)]
         pub enum Message {
-            $(#[doc = concat!("See [`", stringify!($name), "`].")] $name(held!($name $($boxed)?))),*
+            $(
+                // A struct of that name: `Copy` is a derive, too.
+                #[doc = concat!("See [`", stringify!($name), "`](struct@", stringify!($name), ").")]
+                $name(held!($name $($boxed)?))
+            ),*
         }
 
         $(impl From<$name> for Message {
