@@ -165,7 +165,8 @@ impl Cluster {
 
     /// The command that runs a node, without its definition.
     fn serve(&self, id: u64, options: &[&str]) -> Command {
-        let enter = &self.site.enter[place(id)];
+        // A node that no definition knows has no place of its own.
+        let enter = self.site.enter.get(place(id)).map_or(&[][..], Vec::as_slice);
         let mut command = Command::new(enter.first().map_or(binary().as_os_str(), OsStr::new));
         command.args(enter.iter().skip(1));
         if !enter.is_empty() {
