@@ -191,11 +191,14 @@ impl Node {
 }
 
 fn ms(now: Time, since: Time) -> u64 {
-    u64::try_from(now.since(since).as_millis()).unwrap_or(u64::MAX)
+    whole_ms(now.since(since))
+}
+
+fn whole_ms(took: Duration) -> u64 {
+    u64::try_from(took.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn recovery_value(now: Time, recovery: &Recovery) -> Value {
-    let whole_ms = |took: Duration| u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
     let phases = recovery.phases.iter();
     json!({
         "epoch": recovery.epoch.0,

@@ -7,6 +7,7 @@
 //!
 //! A segment is not recycled while a read of it is in flight. Nothing is handed on whose checksum is wrong.
 
+use core::fmt;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
@@ -33,6 +34,13 @@ pub(crate) struct ReadFailure {
     pub(crate) segment: SegmentId,
     /// For people.
     pub(crate) what: String,
+}
+
+impl fmt::Display for ReadFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { stream, version, segment, what } = self;
+        write!(f, "{stream} at {version} in segment {segment}: {what}")
+    }
 }
 
 #[derive(Clone, Debug, Default)]

@@ -105,6 +105,11 @@ impl Follower {
         self.aim == Aim::Live
     }
 
+    /// Whether something newer was locked since it began: whoever locked has another plan.
+    fn is_over(&self, locked: Epoch) -> bool {
+        self.began_under < locked
+    }
+
     fn through(&self) -> Version {
         match &self.aim {
             Aim::Live => Version::ZERO,
@@ -230,8 +235,7 @@ impl LogServer {
     /// Goes on as far as the disk and the answers allow.
     pub(super) fn progress_follower(&mut self, cx: &mut Cx<'_>) {
         let Some(follower) = &mut self.follower else { return };
-        let is_over = follower.began_under < self.locked;
-        if is_over || !self.log.is_open() || self.log.is_stopping() {
+        if follower.is_over(self.locked) || !self.log.is_open() || self.log.is_stopping() {
             return;
         }
         if let Some((ticket, answers)) = &mut follower.trims {
@@ -276,8 +280,7 @@ impl LogServer {
 
     pub(super) fn handle_copies_timer(&mut self, cx: &mut Cx<'_>) {
         let Some(follower) = &mut self.follower else { return };
-        if follower.began_under < self.locked {
-            // Whoever locked it has another plan.
+        if follower.is_over(self.locked) {
             return;
         }
         if follower.trims.is_some() || !self.log.is_open() || self.log.is_stopping() {
@@ -325,7 +328,7 @@ impl LogServer {
     pub(super) fn handle_copied(&mut self, cx: &mut Cx<'_>, from: Endpoint, copied: Copied) {
         let Some(follower) = &mut self.follower else { return };
         let (whole, _) = follower.sources();
-        let is_asked = follower.began_under >= self.locked
+        let is_asked = !follower.is_over(self.locked)
             && follower.is_asking
             && copied.round == follower.round
             && copied.after == follower.at

@@ -148,22 +148,20 @@ impl LogServer {
             self.copies.reading.remove(&id).expect("it was looked at");
         match result {
             Ok(bodies) => {
-                let keys = answer.blocks.iter().map(|(stream, block)| (*stream, block.version));
-                let bodies = keys.zip(bodies).collect();
+                let bodies = answer.bodies(bodies);
                 self.answer_copy(cx, from, epoch, copied, answer, &bodies);
             }
-            Err(ReadFailure { stream, version, segment, what }) => {
-                let detail = format!("{stream} at {version} in segment {segment}: {what}");
-                cx.note(Note::Warning { code: "corrupt_block", detail });
+            Err(failure) => {
+                cx.note(Note::Warning { code: "corrupt_block", detail: failure.to_string() });
                 let copied = Copied { is_all: false, is_damaged: true, ..copied };
-                match answer.before(version) {
+                match answer.before(failure.version) {
                     Some(answer) => {
                         let id = self.log.read(cx, answer.blocks.clone());
                         let reading = Reading { from, epoch, copied, answer };
                         self.copies.reading.insert(id, reading);
                     }
                     None => {
-                        let through = version.minus_saturating(1).max(copied.after);
+                        let through = failure.version.minus_saturating(1).max(copied.after);
                         cx.send(from, epoch, Copied { through, ..copied });
                     }
                 }

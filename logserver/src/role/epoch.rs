@@ -145,9 +145,7 @@ impl LogServer {
             return self.refuse_role(cx, from, epoch, Code::WrongEpoch, detail);
         }
         // A leader that has recruited has its answers: this is an old repeat.
-        let recruiting =
-            self.takeover.as_ref().is_some_and(|t| t.epoch == epoch && t.is_recruitment());
-        if self.epoch() == epoch || recruiting {
+        if self.epoch() == epoch || self.is_being_recruited(epoch) {
             return;
         }
         let kept = cx.planted(Plant::LockedPush).then(|| self.generation.clone());

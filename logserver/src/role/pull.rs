@@ -54,6 +54,12 @@ pub(super) struct Gathered {
 }
 
 impl Gathered {
+    /// What was read, by the block that it belongs to.
+    pub(super) fn bodies(&self, read: Vec<Bytes>) -> BTreeMap<(StreamId, Version), Bytes> {
+        let keys = self.blocks.iter().map(|(stream, block)| (*stream, block.version));
+        keys.zip(read).collect()
+    }
+
     /// What of it is below `version`, if there is any.
     pub(super) fn before(mut self, version: Version) -> Option<Self> {
         assert!(
@@ -364,16 +370,14 @@ impl LogServer {
             self.pulls.reading.remove(&id).expect("only pulls read an open log");
         match result {
             Ok(bodies) => {
-                let keys = answer.blocks.iter().map(|(stream, block)| (*stream, block.version));
-                let bodies = keys.zip(bodies).collect();
+                let bodies = answer.bodies(bodies);
                 self.answer_pull(cx, from, &pull, answer, &bodies);
             }
             Err(failure) => {
-                let ReadFailure { stream, version, segment, what } = failure;
-                let detail = format!("{stream} at {version} in segment {segment}: {what}");
+                let detail = failure.to_string();
                 cx.note(Note::Warning { code: "corrupt_block", detail: detail.clone() });
                 // What lies before the damage is served; the next pull ends at it.
-                match answer.before(version) {
+                match answer.before(failure.version) {
                     Some(answer) => {
                         let id = self.log.read(cx, answer.blocks.clone());
                         self.pulls.reading.insert(id, Reading { from, pull, answer });

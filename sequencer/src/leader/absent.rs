@@ -7,7 +7,6 @@
 //! Returning costs an epoch, so one whose return failed waits longer each time. A server that returns copies
 //! the rest, up to the new RV, while it is being recruited. If it can't, the recovery starts over without it.
 
-use core::time::Duration;
 use std::collections::BTreeMap;
 
 use common::message::{CatchUp, CaughtUp};
@@ -15,12 +14,10 @@ use common::register::Generation;
 use common::{Cx, Endpoint, Mark, NodeId, Peer, Role, Time};
 
 use super::lock::whoever;
-use super::{Leader, Phase};
+use super::{Leader, Phase, doubled};
 
 /// After a failed return the next one waits so many times as long as Finding, at first.
 const RETURN_FINDINGS: u64 = 4;
-/// How often that time is doubled at most.
-const RETURN_DOUBLINGS_MAX: u32 = 6;
 
 /// Log servers on their way back.
 #[derive(Clone, Debug, Default)]
@@ -90,8 +87,7 @@ impl Leader {
             return;
         }
         cx.mark(Mark::ReturnFailed);
-        let doublings = self.returns.failed.min(RETURN_DOUBLINGS_MAX);
-        let rest = Duration::from_millis((RETURN_FINDINGS * cx.knobs.finding_ms) << doublings);
+        let rest = doubled(RETURN_FINDINGS * cx.knobs.finding_ms, self.returns.failed);
         self.returns.failed += 1;
         self.returns.not_before = cx.now.plus(rest);
     }
@@ -107,7 +103,11 @@ impl Leader {
 
 /// The last generation that has `node`, and the first one after it.
 fn boundary(generations: &[Generation], node: NodeId) -> Option<(&Generation, &Generation)> {
-    let place =
-        generations.iter().rposition(|generation| generation.log_servers.contains(&node))?;
+    let place = last_with(generations, node)?;
     Some((&generations[place], generations.get(place + 1)?))
+}
+
+/// The place of the last generation that has `node`.
+pub(super) fn last_with(generations: &[Generation], node: NodeId) -> Option<usize> {
+    generations.iter().rposition(|generation| generation.log_servers.contains(&node))
 }

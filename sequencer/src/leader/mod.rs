@@ -153,8 +153,8 @@ impl Phase {
 const RETRY: Timer = Timer(0);
 /// Says to the other candidates that this leader lives.
 const BEAT: Timer = Timer(1);
-/// The register's time is doubled this often at most.
-const REGISTER_PATIENCE_MAX: u32 = 6;
+/// A time that grows with each failure is doubled this often at most.
+const DOUBLINGS_MAX: u32 = 6;
 
 /// The leader machine.
 #[derive(Clone, Debug)]
@@ -334,9 +334,9 @@ impl Leader {
         let longest_ms = cx.knobs.recovery_retry_ms;
         let wait = match self.phase {
             Phase::Reading { .. } | Phase::Claiming { .. } | Phase::Publishing { .. } => {
-                let doubled = longest_ms << self.register_patience.min(REGISTER_PATIENCE_MAX);
+                let patience = doubled(longest_ms, self.register_patience);
                 self.register_patience += 1;
-                Duration::from_millis(doubled)
+                patience
             }
             Phase::Following => self.patience(cx),
             Phase::Serving if self.doubted.is_empty() => Duration::from_millis(cx.knobs.watch_ms),
@@ -453,6 +453,11 @@ impl Leader {
             assert_eq!(live, Some(self.epoch), "I10: the register holds what serves");
         }
     }
+}
+
+/// A time after so many failures in a row.
+fn doubled(first_ms: u64, failures: u32) -> Duration {
+    Duration::from_millis(first_ms << failures.min(DOUBLINGS_MAX))
 }
 
 fn list(what: &str, nodes: impl Iterator<Item = NodeId>) -> String {

@@ -9,6 +9,7 @@ use common::register::{
 };
 use common::{Cx, Mark, Note, Plant};
 
+use super::absent::last_with;
 use super::{Checking, Leader, Phase, RETRY};
 
 impl Leader {
@@ -200,8 +201,7 @@ fn retire(generations: Vec<Generation>) -> Vec<Generation> {
     let count = generations.len();
     let mut needed = BTreeSet::from([count - 1, count.saturating_sub(2)]);
     for node in &newest.absent {
-        let of_node = |generation: &Generation| generation.log_servers.contains(node);
-        if let Some(place) = generations.iter().rposition(of_node) {
+        if let Some(place) = last_with(&generations, *node) {
             needed.extend([place, place + 1]);
         }
     }

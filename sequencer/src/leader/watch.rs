@@ -10,7 +10,6 @@
 //! no reason to end an epoch, or to interrupt a recovery: where connections break faster than a recovery
 //! takes, none would ever end. It is a reason to ask at once, and soon again.
 
-use core::time::Duration;
 use std::collections::BTreeSet;
 
 use common::message::{EpochPlan, FindCluster, Serve};
@@ -18,14 +17,12 @@ use common::{Cx, Endpoint, Epoch, Mark, NodeId, Peer, Plant, Role};
 
 use super::lock::whoever;
 use super::recruit::all_roles;
-use super::{Leader, Phase};
+use super::{Leader, Phase, doubled};
 
 /// Ticks without an answer after which a peer counts as gone.
 pub(super) const SILENT_TICKS_MAX: u32 = 5;
 /// A phase that needs answers of roles takes so many times as long as Finding, at first.
 const LATE_FINDINGS: u64 = 10;
-/// How often that time is doubled at most.
-const LATE_DOUBLINGS_MAX: u32 = 6;
 
 impl Leader {
     /// Asks every node for a sign of life, and gives up those that have been silent too long.
@@ -57,8 +54,7 @@ impl Leader {
     /// Somebody who was found does not play its part: the next attempt may find that it can do without. Each
     /// attempt gets more time, since a slow one that is needed must get through.
     pub(super) fn start_over_when_late(&mut self, cx: &mut Cx<'_>) {
-        let doublings = self.late_count.min(LATE_DOUBLINGS_MAX);
-        let patience = Duration::from_millis((LATE_FINDINGS * cx.knobs.finding_ms) << doublings);
+        let patience = doubled(LATE_FINDINGS * cx.knobs.finding_ms, self.late_count);
         if cx.now.since(self.since) < patience {
             return;
         }

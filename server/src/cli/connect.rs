@@ -8,6 +8,7 @@ use clap::Args;
 use client::face::{Client, ConnectOptions};
 use common::StreamId;
 use common::quic::tls::{ClientTls, DEVELOPMENT_NAME, Development, Identity};
+use serde_json::Value;
 
 use super::cluster::DEFINITION_FILE;
 use super::exit::Failure;
@@ -122,10 +123,18 @@ impl ConnectArgs {
     ///
     /// # Errors
     /// When it does not answer in time.
-    pub(crate) async fn open_only(&self, address: &str, patience: Duration) -> Result<Client> {
+    async fn open_only(&self, address: &str, patience: Duration) -> Result<Client> {
         let mut options = self.options(patience)?;
         options.discover = false;
         Ok(Client::connect([address], options).await?)
+    }
+
+    /// How the node at `address` stands, whatever the others say.
+    pub(crate) async fn status_of(&self, address: &str, patience: Duration) -> Result<Value> {
+        let client = self.open_only(address, patience).await?;
+        let status = serde_json::from_str(&client.status().await?)?;
+        client.close().await;
+        Ok(status)
     }
 
     fn options(&self, patience: Duration) -> Result<ConnectOptions> {

@@ -58,11 +58,7 @@ impl Durability {
         probe: &impl Probe,
     ) -> Judged {
         match note {
-            Note::Accepted { epoch, version, .. } => {
-                self.servers.entry(from.node).or_default().unproven.insert(*version, *epoch);
-                Ok(())
-            }
-            Note::Copied { epoch, version, .. } => {
+            Note::Accepted { epoch, version, .. } | Note::Copied { epoch, version, .. } => {
                 self.servers.entry(from.node).or_default().unproven.insert(*version, *epoch);
                 Ok(())
             }

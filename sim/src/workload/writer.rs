@@ -197,7 +197,7 @@ impl Writer {
                 let streams = user_streams(io);
                 self.reads_asked += 1;
                 let number = self.reads_asked;
-                let epoch = session.view().map_or(Epoch::ZERO, |view| view.epoch);
+                let epoch = known_epoch(session);
                 io.observe(Observation::AskedDescription { epoch, number });
                 let call = self.start(io, Doing::Describe(number));
                 session.describe(cx, call, streams);
@@ -336,7 +336,7 @@ impl Writer {
             }
             (Doing::Trim(stream), Ok(Answer::Trimmed(state))) => {
                 let (through, first_offset) = (state.through, state.first_offset);
-                let epoch = session.view().map_or(Epoch::ZERO, |view| view.epoch);
+                let epoch = known_epoch(session);
                 io.observe(Observation::GotTrim { epoch, stream, through, first_offset });
             }
             (Doing::Describe(number), Ok(Answer::Described(states))) => {
@@ -604,4 +604,9 @@ fn skew(io: &mut Io, mix: &Mix, version: Version) -> Plan {
 fn verdict_version(detail: &str) -> Option<Version> {
     let (_, digits) = detail.rsplit_once('v')?;
     digits.parse().ok().map(Version)
+}
+
+/// The epoch that the client knows of.
+fn known_epoch(session: &Session) -> Epoch {
+    session.view().map_or(Epoch::ZERO, |view| view.epoch)
 }

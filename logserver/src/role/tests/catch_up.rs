@@ -42,6 +42,14 @@ fn catch_up(rig: &mut Rig, epoch: u64, absent_from: u64) {
     rig.settle();
 }
 
+/// Epoch 3 is caught up with: 40 is copied, and nothing else is up to `through`.
+fn catch_up_with_40(rig: &mut Rig, through: u64) {
+    catch_up(rig, 3, 20);
+    let copy = asked(rig).remove(0);
+    rig.send(whole(), 3, copied(&copy, through, &[(40, 2)]));
+    rig.settle();
+}
+
 fn asked(rig: &mut Rig) -> Vec<Copy> {
     rig.take_sent(|message| match message {
         Message::Copy(copy) => Some(copy),
@@ -153,10 +161,7 @@ fn copies_survive_a_crash_and_are_gone_on_with_in_a_later_epoch() {
 #[test]
 fn one_that_returns_copies_up_to_the_recovery_version_and_only_then_answers() {
     let mut rig = absent(3);
-    catch_up(&mut rig, 3, 20);
-    let copy = asked(&mut rig).remove(0);
-    rig.send(whole(), 3, copied(&copy, 45, &[(40, 2)]));
-    rig.settle();
+    catch_up_with_40(&mut rig, 45);
     let returning = plan(&rig, 4, 60, true);
     let recruit = Recruit { role: Role::LogServer, plan: returning.clone() };
     rig.send(leader(), 4, recruit);
@@ -179,10 +184,7 @@ fn one_that_returns_copies_up_to_the_recovery_version_and_only_then_answers() {
 #[test]
 fn one_that_has_everything_still_asks_a_locked_source_before_it_returns() {
     let mut rig = absent(8);
-    catch_up(&mut rig, 3, 20);
-    let copy = asked(&mut rig).remove(0);
-    rig.send(whole(), 3, copied(&copy, 40, &[(40, 2)]));
-    rig.settle();
+    catch_up_with_40(&mut rig, 40);
     let returning = plan(&rig, 4, 40, true);
     rig.send(leader(), 4, Recruit { role: Role::LogServer, plan: returning });
     rig.settle();
@@ -202,10 +204,7 @@ fn one_that_has_everything_still_asks_a_locked_source_before_it_returns() {
 #[test]
 fn a_return_to_an_epoch_that_is_over_goes_no_further() {
     let mut rig = absent(9);
-    catch_up(&mut rig, 3, 20);
-    let copy = asked(&mut rig).remove(0);
-    rig.send(whole(), 3, copied(&copy, 40, &[(40, 2)]));
-    rig.settle();
+    catch_up_with_40(&mut rig, 40);
     let returning = plan(&rig, 4, 60, true);
     rig.send(leader(), 4, Recruit { role: Role::LogServer, plan: returning });
     rig.settle();
@@ -257,10 +256,7 @@ fn recruited(message: Message) -> Option<Recruited> {
 #[test]
 fn what_was_copied_for_an_epoch_that_came_to_nothing_is_cut_off() {
     let mut rig = absent(4);
-    catch_up(&mut rig, 3, 20);
-    let copy = asked(&mut rig).remove(0);
-    rig.send(whole(), 3, copied(&copy, 45, &[(40, 2)]));
-    rig.settle();
+    catch_up_with_40(&mut rig, 45);
     let plan = plan(&rig, 4, 60, true);
     rig.send(leader(), 4, Recruit { role: Role::LogServer, plan });
     rig.settle();

@@ -386,7 +386,7 @@ fn node_directory(directory: &Path, id: u64) -> PathBuf {
     directory.join(stem(id))
 }
 
-fn log_file(directory: &Path, id: u64) -> PathBuf {
+pub(crate) fn log_file(directory: &Path, id: u64) -> PathBuf {
     directory.join(format!("{}.log", stem(id)))
 }
 

@@ -38,7 +38,8 @@ async fn survey(connect: &ConnectArgs) -> Result<Vec<Surveyed>> {
     for (place, told) in view.addresses.into_iter().enumerate() {
         let connect = connect.clone();
         asked.spawn(async move {
-            let answer = tokio::time::timeout(NODE_PATIENCE, ask(&connect, &told.address)).await;
+            let asked = connect.status_of(&told.address, NODE_PATIENCE);
+            let answer = tokio::time::timeout(NODE_PATIENCE, asked).await;
             let status = match answer {
                 Ok(answer) => answer.map_err(|error| format!("{error:#}")),
                 Err(_) => Err(format!("no answer within {NODE_PATIENCE:?}")),
@@ -52,13 +53,6 @@ async fn survey(connect: &ConnectArgs) -> Result<Vec<Surveyed>> {
     }
     all.sort_by_key(|(place, _)| *place);
     Ok(all.into_iter().map(|(_, surveyed)| surveyed).collect())
-}
-
-async fn ask(connect: &ConnectArgs, address: &str) -> Result<Value> {
-    let client = connect.open_only(address, NODE_PATIENCE).await?;
-    let status = serde_json::from_str(&client.status().await?)?;
-    client.close().await;
-    Ok(status)
 }
 
 impl Surveyed {

@@ -92,18 +92,20 @@ impl Cluster {
 
     /// Waits until every node serves the same epoch and no log server is missing from it.
     pub(super) async fn whole(&mut self) -> Result<Roles> {
+        let connect = self.connect();
         let deadline = Instant::now() + WHOLE_PATIENCE;
         loop {
             let mut statuses = Vec::new();
             for node in &self.definition.nodes {
-                let asked = tokio::time::timeout(NODE_PATIENCE, self.ask(&node.address)).await;
+                let asked = connect.status_of(&node.address, NODE_PATIENCE);
+                let asked = tokio::time::timeout(NODE_PATIENCE, asked).await;
                 statuses.extend(asked.ok().and_then(Result::ok));
             }
             if let Some(roles) = whole(&statuses) {
                 return Ok(roles);
             }
             for id in 1..=SHAPE.0 {
-                let log = self.directory.join(format!("node-{id}.log"));
+                let log = local::log_file(&self.directory, id);
                 ensure!(
                     !self.has_ended(id)?,
                     "node {id} has ended by itself; see {}",
@@ -116,13 +118,6 @@ impl Cluster {
             );
             tokio::time::sleep(LOOK).await;
         }
-    }
-
-    async fn ask(&self, address: &str) -> Result<Value> {
-        let client = self.connect().open_only(address, NODE_PATIENCE).await?;
-        let status = serde_json::from_str(&client.status().await?)?;
-        client.close().await;
-        Ok(status)
     }
 }
 
