@@ -124,6 +124,14 @@ knobs! {
     /// An absent log server that has caught up asks for news this often, ms; one that waits for an answer
     /// asks again after ten times as long.
     copy_ms = 20, 5 => 50;
+    /// A damaged block that no other log server could give is asked for again after this long, ms.
+    mend_retry_ms = 5000, 20 => 300;
+    /// A pull that meets a damaged block waits at most this long for it to be mended, ms.
+    mend_wait_ms = 500, 1 => 200;
+    /// The log is read through at this pace to find damage, bytes a second; 0: never.
+    scrub_bytes_per_second = 8 << 20, 64 << 10 => 8 << 20;
+    /// Between two passes of that over the log, ms.
+    scrub_rest_ms = 86_400_000, 10 => 1000;
     /// Streams in one transaction, pull or description, at most.
     pull_streams_max = 10_000, 16 => 64;
     /// Pushes that wait for their predecessor, at most.
@@ -189,6 +197,10 @@ impl Knobs {
             client_timeout_ms: 300,
             client_backoff_ms_max: 100,
             catalog_wait_ms: 100,
+            mend_retry_ms: 100,
+            mend_wait_ms: 100,
+            scrub_bytes_per_second: 4 << 20,
+            scrub_rest_ms: 200,
             ..Self::default()
         }
     }

@@ -147,6 +147,22 @@ marks! {
     CatchUpTrim "logserver.catch_up_trim" Uncommon,
     /// A copy came from the next holder, since the first one can't read it.
     CatchUpElsewhere "logserver.catch_up_elsewhere" Rare,
+    /// A damaged block was mended.
+    Mended "logserver.mended" Uncommon,
+    /// A damaged block was mended with what was still in memory.
+    MendedFromTail "logserver.mended_from_tail" Rare,
+    /// A block that could not be read could be after all.
+    MendNotNeeded "logserver.mend_not_needed" Rare,
+    /// A damaged block came from another holder than the first one that was asked.
+    MendElsewhere "logserver.mend_elsewhere" Rare,
+    /// A segment was closed early, so that its footer stands in for frame headers that are lost.
+    MendRolled "logserver.mend_rolled" Rare,
+    /// A pull waited until a block was mended.
+    MendAwaited "logserver.mend_awaited" Uncommon,
+    /// Reading the log through found damage that nobody had met.
+    ScrubFound "logserver.scrub_found" Uncommon,
+    /// The log was read through.
+    ScrubEnded "logserver.scrub_ended" Common,
     /// An absent log server is whole again.
     LogServerReturned "leader.log_server_returned" Common,
     /// One that should have returned could not.

@@ -162,6 +162,22 @@ pub enum Note {
         /// Segments in the log.
         segments: u32,
     },
+    /// A log server has mended a damaged block: it was written again and read back.
+    Mended {
+        /// Whose block.
+        stream: StreamId,
+        /// Its version.
+        version: Version,
+        /// Where the body came from; the log server itself when it was still in its memory.
+        from: crate::NodeId,
+    },
+    /// A log server has read all of its log through.
+    Scrubbed {
+        /// How many blocks it read.
+        blocks: u64,
+        /// How many of them were damaged.
+        damaged: u64,
+    },
     /// A role began (or, with `false`, ended).
     RoleChanged {
         /// The role.

@@ -101,13 +101,16 @@ plants! {
     FirstCopyOnly "R19" "One that catches up takes the first answer for all." ["I12" "halted" "O11"],
     ReturnServes "R20" "One that returns serves copies that are not certain." ["I11"],
     IdsNotCopied "R21" "One that catches up does not remember the ids that it copies." ["I16" "O5"],
+    MendUncompared "S01" "A log server mends a block with another one, and does not compare." ["O7"],
+    MendAlone "S02" "A log server that mends a block writes zeros around it." ["O7" "halted"],
+    ScrubBlind "S03" "A log server reads its log through and passes damage over." ["O7"],
 }
 
 /// The planted bugs that are on.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
-pub struct Plants(u64);
+pub struct Plants(u128);
 
-const _: () = assert!(Plant::ALL.len() <= 64, "a bit for each");
+const _: () = assert!(Plant::ALL.len() <= 128, "a bit for each");
 
 impl Plants {
     /// None.

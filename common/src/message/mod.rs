@@ -8,6 +8,7 @@
 //! client  --Pull, Trim, Describe, FindId--> log --Pulled, Trimmed, Described, IdFound--> client
 //! leader  --CatchUp--> absent log server      --CaughtUp--> leader
 //! absent  --Copy--> log server                --Copied--> absent
+//! log     --FetchBlock--> log server          --FetchedBlock--> log
 //! leader  --Beat, HandOver--> candidate
 //! leader  --Lock--> log, --Recruit, Serve--> node --Locked, Recruited--> leader
 //! client  --FindCluster, Status--> node       --ClusterView, StatusReply--> client
@@ -20,6 +21,7 @@
 
 mod client;
 mod copy;
+mod mend;
 mod pipeline;
 mod recovery;
 
@@ -30,6 +32,7 @@ pub use client::{
     Status, StatusReply, StreamState, Trim, Trimmed,
 };
 pub use copy::{CatchUp, CaughtUp, Copied, CopiedTrim, Copy};
+pub use mend::{FetchBlock, FetchedBlock};
 pub use pipeline::{
     Announce, Confirm, Confirmed, Durable, LogState, Push, PushAck, PushBlock, Resolve,
     ResolveTransaction, Resolved, Settle, Settlement, Verdict, VersionReply, VersionRequest,
@@ -176,6 +179,8 @@ messages! {
     59 CaughtUp Control,
     80 Copy Pull,
     81 Copied Pull boxed,
+    82 FetchBlock Pull,
+    83 FetchedBlock Pull boxed,
     60 FindCluster Control,
     61 ClusterView Control boxed,
     62 Status Control,
