@@ -19,4 +19,4 @@ mod role;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
-pub use role::{LogServer, LogStatus, Standing};
+pub use role::{LogServer, LogStatus, MendStatus, ScrubPass, ScrubStatus, Standing};

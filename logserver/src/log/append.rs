@@ -117,6 +117,11 @@ impl Log {
         if self.flight.is_some() || self.gathering.is_empty() {
             return;
         }
+        let is_closing =
+            self.active.is_some_and(|id| self.segments.get(&id).is_some_and(|of| of.is_closing));
+        if is_closing && self.files.next_is_ready() {
+            let _ = self.roll(cx);
+        }
         let mut count = self.fitting_frames(cx.knobs.flush_bytes_max);
         if count == 0 {
             if !self.roll(cx) {

@@ -297,6 +297,16 @@ impl Stream {
         self.blocks.range(start..)
     }
 
+    /// The blocks at or behind a place in the log, in its order, which is that of the versions.
+    pub(crate) fn at_or_behind(
+        &self,
+        segment: SegmentId,
+        at: u64,
+    ) -> impl Iterator<Item = &BlockRef> {
+        let start = self.blocks.partition_point(|block| (block.segment, block.at) < (segment, at));
+        self.blocks.range(start..)
+    }
+
     /// The last block at or below `through`.
     #[must_use]
     pub(crate) fn last_through(&self, through: Version) -> Option<&BlockRef> {

@@ -8,10 +8,12 @@
 //!
 //! - [`append`]: gathering and flushing; one flush is in flight, what comes meanwhile is the next
 //! - [`segments`]: preparing, sealing and recycling files
+//! - [`order`]: the blocks as they lie on the disk
 //! - [`index`], [`tail`]: where blocks lie, on disk and in memory
 //! - [`meta`]: locks, epochs and trims, persisted beside the log
 //! - [`open`]: reading all of it back
 //! - [`read`]: bodies of blocks that have left the tail
+//! - [`mend`]: writing a damaged block again, where it lies
 //!
 //! # Invariants
 //! ```text
@@ -22,14 +24,17 @@
 
 mod append;
 pub(crate) mod index;
+mod mend;
 mod meta;
 mod open;
+mod order;
 mod read;
 mod segments;
 mod tail;
 mod trim;
 
 pub(crate) use append::{Accepted, AcceptedBlock};
+pub(crate) use mend::{MendId, MendOutcome};
 pub(crate) use read::{ReadFailure, ReadId};
 pub(crate) use segments::fits_segment;
 
@@ -44,6 +49,7 @@ use common::{Cx, Epoch, NodeId, Plant, SegmentId, Sequence, Version, WallTime};
 
 use append::Flight;
 use index::Index;
+use mend::{MendOp, MendsOnDisk};
 use meta::MetaSlots;
 use open::Opening;
 use read::Reads;
@@ -72,8 +78,15 @@ pub(crate) enum LogEvent {
     Read {
         /// Which one.
         id: ReadId,
-        /// The bodies in the order asked.
-        result: Result<Vec<Bytes>, ReadFailure>,
+        /// The bodies in the order asked; or the blocks that can't be had, ascending by version.
+        result: Result<Vec<Bytes>, Vec<ReadFailure>>,
+    },
+    /// A block was looked at again, or written.
+    Mend {
+        /// Which one.
+        id: MendId,
+        /// What came of it.
+        outcome: MendOutcome,
     },
 }
 
@@ -113,6 +126,8 @@ enum Purpose {
     Remove,
     /// A run of a read.
     Read { id: ReadId, run: usize },
+    /// Looking at a damaged block, or writing it.
+    Mend { id: MendId, op: MendOp },
 }
 
 /// The newest frame that was given to the disk.
@@ -155,6 +170,7 @@ pub(crate) struct Log {
     tail: Tail,
     meta: MetaSlots,
     reads: Reads,
+    mends: MendsOnDisk,
     /// What this step has led to.
     events: Vec<LogEvent>,
     /// Blocks of ids that were found while opening.
@@ -183,6 +199,7 @@ impl Log {
             tail: Tail::default(),
             meta: MetaSlots::new(node),
             reads: Reads::default(),
+            mends: MendsOnDisk::default(),
             events: Vec::new(),
             id_blocks: Vec::new(),
         }
@@ -204,6 +221,10 @@ impl Log {
             (Purpose::Open(op), result) => self.handle_open(cx, op, result),
             (Purpose::CreateSpare(number), result) => self.handle_created(cx, number, result),
             (Purpose::Read { id, run }, result) => self.handle_run(cx, id, run, result),
+            (Purpose::Mend { id, op: MendOp::Read { offset, bytes } }, result) => {
+                self.handle_look(cx, id, offset, bytes, result.map(data));
+            }
+            (Purpose::Mend { id, op: MendOp::Write }, Ok(_)) => self.handle_rewritten(cx, id),
             (Purpose::Flush, Err(_)) if cx.planted(Plant::IgnoreSyncError) => {
                 self.handle_flushed(cx);
             }
@@ -284,7 +305,9 @@ impl Log {
     /// An error of a write or a barrier: what is on the disk is unknown, so nothing more is announced.
     fn fail(&mut self, cx: &mut Cx<'_>, purpose: &Purpose, error: &DiskError) {
         let reason = match purpose {
-            Purpose::Flush | Purpose::Meta(_) | Purpose::Trailer(_) => "fsync_failed",
+            Purpose::Flush | Purpose::Meta(_) | Purpose::Trailer(_) | Purpose::Mend { .. } => {
+                "fsync_failed"
+            }
             _ => "write_failed",
         };
         self.end(cx, reason, format!("{purpose:?}: {error}"));
@@ -414,6 +437,7 @@ impl Log {
         let bytes: u64 = self.gathering.iter().map(Accepted::frame_bytes).sum();
         assert_eq!(bytes, self.gathering_bytes, "the gathering counts its bytes");
         self.files.check();
+        self.mends.check();
         if !self.is_open() {
             return;
         }

@@ -6,6 +6,7 @@
 //! ```
 //!
 //! A segment is not recycled while a read of it is in flight. Nothing is handed on whose checksum is wrong.
+//! A run that can't be read is read again in halves: one bad sector hides no more than its blocks.
 
 use core::fmt;
 use std::collections::BTreeMap;
@@ -26,7 +27,7 @@ const GAP_BYTES_MAX: u64 = 16 << 10;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct ReadId(u64);
 
-/// Why a read failed: the first block that can't be had.
+/// A block that can't be had, and why.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct ReadFailure {
     pub(crate) stream: StreamId,
@@ -57,7 +58,7 @@ struct Running {
     /// Runs from here on have not been asked for.
     asked: usize,
     in_flight: usize,
-    failure: Option<ReadFailure>,
+    failures: Vec<ReadFailure>,
 }
 
 #[derive(Clone, Debug)]
@@ -94,7 +95,8 @@ fn plan_runs(wanted: &[(StreamId, BlockRef)], run_bytes_max: u64) -> Vec<Run> {
 }
 
 impl Log {
-    /// Reads the bodies of `wanted`; the answer is a [`LogEvent::Read`].
+    /// Reads the bodies of `wanted`; the answer is a [`LogEvent::Read`]: all of them, or the blocks that
+    /// can't be had, ascending by version.
     pub(crate) fn read(&mut self, cx: &mut Cx<'_>, wanted: Vec<(StreamId, BlockRef)>) -> ReadId {
         assert!(!wanted.is_empty(), "a read of nothing");
         let id = ReadId(self.reads.next);
@@ -105,7 +107,8 @@ impl Log {
             segment.readers += 1;
         }
         let bodies = vec![None; wanted.len()];
-        let running = Running { wanted, bodies, runs, asked: 0, in_flight: 0, failure: None };
+        let running =
+            Running { wanted, bodies, runs, asked: 0, in_flight: 0, failures: Vec::new() };
         self.reads.running.insert(id, running);
         self.ask_runs(cx, id);
         id
@@ -140,23 +143,46 @@ impl Log {
         let holder = self.segments.get_mut(&segment).expect("a segment with readers stays");
         assert!(holder.readers > 0, "{segment} has no reader");
         holder.readers -= 1;
-        running.take_run(run, result.map(data));
+        match result {
+            Err(_) if running.runs[run].members.len() > 1 => {
+                let parts = running.split(run);
+                holder.readers += parts;
+            }
+            result => running.take_run(run, result.map(data)),
+        }
         let is_done = running.in_flight == 0 && running.asked == running.runs.len();
         if !is_done {
             return self.ask_runs(cx, id);
         }
         let running = self.reads.running.remove(&id).expect("it was just looked at");
-        let result = match running.failure {
-            Some(failure) => Err(failure),
-            None => {
-                Ok(running.bodies.into_iter().map(|body| body.expect("all were read")).collect())
-            }
+        let mut failures = running.failures;
+        failures.sort_by_key(|failure| (failure.version, failure.stream));
+        let result = if failures.is_empty() {
+            Ok(running.bodies.into_iter().map(|body| body.expect("all were read")).collect())
+        } else {
+            Err(failures)
         };
         self.events.push(LogEvent::Read { id, result });
     }
 }
 
 impl Running {
+    /// Plans the blocks of a run as two runs: how many there are more.
+    fn split(&mut self, run: usize) -> u32 {
+        let members = core::mem::take(&mut self.runs[run].members);
+        let (near, far) = members.split_at(members.len() / 2);
+        assert!(!near.is_empty() && !far.is_empty(), "{members:?} are two halves");
+        for half in [near, far] {
+            let blocks = half.iter().map(|place| &self.wanted[*place].1);
+            let start = blocks.clone().map(|block| block.at / PAGE_BYTES * PAGE_BYTES).min();
+            let end = blocks.map(|block| padded(block.at + u64::from(block.bytes))).max();
+            let (start, end) = start.zip(end).expect("a half has a block");
+            let segment = self.runs[run].segment;
+            self.runs.push(Run { segment, start, end, members: half.to_vec() });
+        }
+        2
+    }
+
     fn take_run(&mut self, run: usize, result: Result<Bytes, DiskError>) {
         let Run { start, ref members, .. } = self.runs[run];
         for place in members {
@@ -178,7 +204,7 @@ impl Running {
                 Ok(body) => self.bodies[*place] = Some(body),
                 Err(what) => {
                     let (stream, version, segment) = (*stream, block.version, block.segment);
-                    self.failure.get_or_insert(ReadFailure { stream, version, segment, what });
+                    self.failures.push(ReadFailure { stream, version, segment, what });
                 }
             }
         }

@@ -56,6 +56,8 @@ pub(super) struct Segment {
     /// Reads in flight.
     pub(super) readers: u32,
     pub(super) seal: Seal,
+    /// Is closed as soon as there is a next one, however much room there is.
+    pub(super) is_closing: bool,
     /// Each stream's last version here.
     pub(super) streams: BTreeMap<StreamId, Version>,
     /// For the footer; given up when that is durable.
@@ -172,6 +174,7 @@ impl Segment {
             live_blocks: 0,
             readers: 0,
             seal: Seal::Unsealed,
+            is_closing: false,
             streams: BTreeMap::new(),
             entries: Vec::new(),
             epoch_starts: Vec::new(),

@@ -32,7 +32,7 @@ use bytes::Bytes;
 use common::message::{CatchUp, CaughtUp, Copied, Copy, EpochPlan, PushBlock, Recruited};
 use common::{
     Code, Cx, Endpoint, Epoch, Mark, NodeId, Note, Offset, Payload, Plant, Role, StreamId, Version,
-    WallTime,
+    WallTime, placement,
 };
 
 use super::{COPIES, LogServer};
@@ -131,6 +131,13 @@ impl Follower {
         others.extend(avoided);
         let whole = self.whole.iter().copied().filter(|server| Some(server.node) != avoided);
         (whole.collect(), others)
+    }
+
+    /// The whole log servers that hold `stream`, best first.
+    pub(super) fn holders(&self, stream: StreamId) -> Vec<Endpoint> {
+        let whole: Vec<NodeId> = self.whole.iter().map(|server| server.node).collect();
+        let places = placement::holders(stream, &whole, &self.others, self.replication);
+        places.into_iter().map(|place| self.whole[place]).collect()
     }
 
     pub(super) fn waits(&self) -> String {

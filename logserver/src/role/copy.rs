@@ -12,9 +12,10 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use common::message::{Copied, CopiedTrim, Copy};
-use common::{Code, Cx, Endpoint, Epoch, Note, Plant, RequestId, StreamId, Version, placement};
+use common::{Code, Cx, Endpoint, Epoch, Plant, RequestId, StreamId, Version, placement};
 
 use super::LogServer;
+use super::mend::Finder;
 use super::pull::{Gathered, gather};
 use crate::log::{ReadFailure, ReadId};
 
@@ -142,7 +143,7 @@ impl LogServer {
         &mut self,
         cx: &mut Cx<'_>,
         id: ReadId,
-        result: Result<Vec<Bytes>, ReadFailure>,
+        result: Result<Vec<Bytes>, Vec<ReadFailure>>,
     ) {
         let Reading { from, epoch, copied, answer } =
             self.copies.reading.remove(&id).expect("it was looked at");
@@ -151,8 +152,9 @@ impl LogServer {
                 let bodies = answer.bodies(bodies);
                 self.answer_copy(cx, from, epoch, copied, answer, &bodies);
             }
-            Err(failure) => {
-                cx.note(Note::Warning { code: "corrupt_block", detail: failure.to_string() });
+            Err(failures) => {
+                self.find_damage(cx, &failures, Finder::Copy);
+                let failure = &failures[0];
                 let copied = Copied { is_all: false, is_damaged: true, ..copied };
                 match answer.before(failure.version) {
                     Some(answer) => {

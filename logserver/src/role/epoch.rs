@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 
 use common::message::{EpochPlan, Lock, Locked, LogState, Recruit, Recruited, Serve};
-use common::{Code, Cx, Endpoint, Epoch, Mark, Note, Ordered, Plant, Role, Version};
+use common::{Code, Cx, Endpoint, Epoch, Mark, Note, Ordered, Plant, Role, StreamId, Version};
 
 use super::LogServer;
 use super::catch_up::Follower;
@@ -51,6 +51,12 @@ impl Generation {
 
     pub(super) const fn epoch(&self) -> Epoch {
         self.plan.epoch
+    }
+
+    /// Those that hold `stream`, best first.
+    pub(super) fn holders(&self, stream: StreamId) -> Vec<Endpoint> {
+        let places = self.plan.holders(stream).into_iter();
+        places.map(|place| self.plan.log_servers[place]).collect()
     }
 
     /// Whether this is the epoch's only log server.

@@ -6,9 +6,11 @@
 //! leader --CatchUp------------------>   catch_up an absent server becomes whole again
 //! absent --Copy--------------------->   copy     what it has missed
 //! client --Pull--------------------->   pull     whole versions up to the served limit
+//! log    --FetchBlock, FetchedBlock->   mend     a block that a disk has lost
 //! client --Trim, Describe----------->   trim
 //! client --FindId------------------->   ids      what became of a transaction
 //! disk   --completions-------------->   crate::log
+//! timer  --------------------------->   scrub    the log is read through, slowly
 //! ```
 //!
 //! # Epochs
@@ -33,13 +35,17 @@ mod copy;
 mod epoch;
 mod ids;
 mod known;
+mod mend;
 mod pull;
 mod push;
+mod scrub;
 mod status;
 #[cfg(test)]
 mod tests;
 mod trim;
 
+pub use mend::MendStatus;
+pub use scrub::{ScrubPass, ScrubStatus};
 pub use status::{LogStatus, Standing};
 
 use common::message::{Lock, Message, Refused};
@@ -52,7 +58,9 @@ use catch_up::Follower;
 use copy::Copies;
 use epoch::{Generation, Takeover};
 use ids::Ids;
+use mend::Mends;
 use pull::Pulls;
+use scrub::Scrub;
 use trim::Trims;
 
 /// Tries to make spare segments again.
@@ -63,6 +71,10 @@ const PULLS: Timer = Timer(1);
 const FINDS: Timer = Timer(2);
 /// Copies: asks again, or for news.
 const COPIES: Timer = Timer(3);
+/// Mends: an answer is late, or it is time to try again.
+const MENDS: Timer = Timer(4);
+/// Reading the log through goes on.
+const SCRUB: Timer = Timer(5);
 
 /// The log server: a machine that keeps the log of its node.
 #[derive(Clone, Debug)]
@@ -79,6 +91,8 @@ pub struct LogServer {
     /// Catching up, while the live epoch is written without this server.
     follower: Option<Follower>,
     copies: Copies,
+    mends: Mends,
+    scrub: Scrub,
     pulls: Pulls,
     trims: Trims,
     ids: Ids,
@@ -96,6 +110,8 @@ impl LogServer {
             early_lock: None,
             follower: None,
             copies: Copies::default(),
+            mends: Mends::default(),
+            scrub: Scrub::default(),
             pulls: Pulls::default(),
             trims: Trims::default(),
             ids: Ids::default(),
@@ -118,6 +134,8 @@ impl LogServer {
             Event::Timer(PULLS) => self.handle_pulls_timer(cx),
             Event::Timer(FINDS) => self.handle_finds_timer(cx),
             Event::Timer(COPIES) => self.handle_copies_timer(cx),
+            Event::Timer(MENDS) => self.handle_mends_timer(cx),
+            Event::Timer(SCRUB) => self.handle_scrub_timer(cx),
             Event::Timer(timer) => panic!("{timer:?} is no timer of a log server"),
             Event::Disk(completion) => {
                 for event in self.log.handle_disk(cx, completion) {
@@ -125,7 +143,10 @@ impl LogServer {
                 }
             }
             Event::Register(_) => {}
-            Event::PeerDown(peer) => self.pulls.forget(peer),
+            Event::PeerDown(peer) => {
+                self.pulls.forget(peer);
+                self.mends.forget(peer);
+            }
         }
         if self.log.is_open()
             && let Some((leader, epoch, lock)) = self.early_lock.take()
@@ -138,6 +159,7 @@ impl LogServer {
         self.progress_follower(cx);
         self.progress_trims(cx);
         self.handle_limit(cx, before);
+        self.progress_mends(cx);
         self.log.pump(cx);
         self.arm_timers(cx);
     }
@@ -156,6 +178,8 @@ impl LogServer {
         self.log.check();
         self.pulls.check();
         self.copies.check();
+        self.mends.check(self.log.mend_count());
+        self.scrub.check();
         self.ids.check();
         if let Some(generation) = &self.generation {
             generation.check(&self.log, self.locked);
@@ -202,6 +226,8 @@ impl LogServer {
             Message::CatchUp(catch_up) => self.handle_catch_up(cx, from, epoch, &catch_up),
             Message::Copy(copy) => self.handle_copy(cx, from, epoch, &copy),
             Message::Copied(copied) => self.handle_copied(cx, from, *copied),
+            Message::FetchBlock(fetch) => self.handle_fetch(cx, from, epoch, fetch),
+            Message::FetchedBlock(fetched) => self.handle_fetched(cx, from, &fetched),
             Message::Recruit(recruit) => self.handle_recruit(cx, from, *recruit),
             Message::Serve(serve) => self.handle_serve(&serve),
             Message::Pull(pull) => self.handle_pull(cx, from, pull),
@@ -243,7 +269,7 @@ impl LogServer {
 
     fn handle_log(&mut self, cx: &mut Cx<'_>, event: LogEvent) {
         match event {
-            LogEvent::Opened => self.handle_opened(),
+            LogEvent::Opened => self.handle_opened(cx),
             LogEvent::IdBlock { version, commit_time, body } => {
                 if !cx.planted(Plant::IdsLost) {
                     self.enter_ids(cx, version, commit_time, &body);
@@ -254,17 +280,25 @@ impl LogServer {
             LogEvent::Read { id, result } if self.copies.is_reading(id) => {
                 self.handle_copy_read(cx, id, result);
             }
+            LogEvent::Read { id, result } if self.scrub.is_reading(id) => {
+                self.handle_scrub_read(cx, result);
+            }
+            LogEvent::Read { id, result } if self.mends.is_fetching(id) => {
+                self.handle_fetch_read(cx, id, result);
+            }
             LogEvent::Read { id, result } => self.handle_read(cx, id, result),
+            LogEvent::Mend { id, outcome } => self.handle_mend(cx, id, outcome),
         }
     }
 
-    fn handle_opened(&mut self) {
+    fn handle_opened(&mut self, cx: &mut Cx<'_>) {
         assert!(self.generation.is_none(), "a log is opened once");
         // A restarted server is locked for every epoch that it has seen: what it accepted and did not flush
         // is lost, so it can't go on in that epoch's chain.
         let seen = self.log.epoch();
         let above_seen = if seen == Epoch::ZERO { seen } else { seen.plus(1) };
         self.locked = self.log.locked().max(above_seen);
+        self.begin_scrub(cx);
     }
 
     /// What follows from a higher served limit.

@@ -19,6 +19,7 @@ use bytes::Bytes;
 use common::message::{Pull, Pulled, PulledBlock, PulledVersion};
 use common::{Code, Cx, Endpoint, Mark, Note, Payload, Peer, Plant, StreamId, Time, Version};
 
+use super::mend::Finder;
 use super::{LogServer, PULLS};
 use crate::log::index::BlockRef;
 use crate::log::{Log, ReadFailure, ReadId};
@@ -94,7 +95,7 @@ pub(super) struct Pulls {
 }
 
 impl Pulls {
-    fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.waiting.len() + self.queued.len() + self.reading.len()
     }
 
@@ -248,8 +249,9 @@ impl LogServer {
         if let Some(pair) = pull.streams.windows(2).find(|pair| pair[0] >= pair[1]) {
             return Err((Code::Malformed, format!("{} after {}", pair[1], pair[0])));
         }
-        if self.pulls.count() as u64 >= cx.knobs.pulls_waiting_max {
-            let detail = format!("{} pulls wait; the limit is reached", self.pulls.count());
+        let waiting = self.pulls.count() + self.mends.held_count();
+        if waiting as u64 >= cx.knobs.pulls_waiting_max {
+            let detail = format!("{waiting} pulls wait; the limit is reached");
             return Err((Code::Overloaded, detail));
         }
         self.judge_trims(pull)
@@ -364,7 +366,7 @@ impl LogServer {
         &mut self,
         cx: &mut Cx<'_>,
         id: ReadId,
-        result: Result<Vec<Bytes>, ReadFailure>,
+        result: Result<Vec<Bytes>, Vec<ReadFailure>>,
     ) {
         let Reading { from, pull, answer } =
             self.pulls.reading.remove(&id).expect("only pulls read an open log");
@@ -373,16 +375,16 @@ impl LogServer {
                 let bodies = answer.bodies(bodies);
                 self.answer_pull(cx, from, &pull, answer, &bodies);
             }
-            Err(failure) => {
-                let detail = failure.to_string();
-                cx.note(Note::Warning { code: "corrupt_block", detail: detail.clone() });
+            Err(failures) => {
+                self.find_damage(cx, &failures, Finder::Pull);
+                let failure = &failures[0];
                 // What lies before the damage is served; the next pull ends at it.
                 match answer.before(failure.version) {
                     Some(answer) => {
                         let id = self.log.read(cx, answer.blocks.clone());
                         self.pulls.reading.insert(id, Reading { from, pull, answer });
                     }
-                    None => self.refuse(cx, from, pull.request, Code::Corrupt, detail),
+                    None => self.hold_pull(cx, from, pull, failure),
                 }
             }
         }
@@ -392,7 +394,7 @@ impl LogServer {
     }
 
     /// Serves a pull that has waited: meanwhile its streams may have been trimmed.
-    fn serve_again(&mut self, cx: &mut Cx<'_>, from: Endpoint, pull: Pull) {
+    pub(super) fn serve_again(&mut self, cx: &mut Cx<'_>, from: Endpoint, pull: Pull) {
         match self.judge_trims(&pull) {
             Ok(()) => self.serve(cx, from, pull),
             Err((code, detail)) => self.refuse(cx, from, pull.request, code, detail),

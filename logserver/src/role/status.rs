@@ -5,6 +5,8 @@ use common::{Epoch, Version};
 
 use super::LogServer;
 use super::catch_up::Follower;
+use super::mend::MendStatus;
+use super::scrub::ScrubStatus;
 
 /// What a log server does now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,6 +58,10 @@ pub struct LogStatus {
     pub pulls_waiting: u64,
     /// Pulls that read, or wait for their turn to.
     pub pulls_reading: u64,
+    /// Damaged blocks.
+    pub mends: MendStatus,
+    /// Reading the log through.
+    pub scrub: ScrubStatus,
     /// What is being waited for, in words.
     pub waits: Vec<String>,
 }
@@ -92,6 +98,8 @@ impl LogServer {
             ids: self.ids.count() as u64,
             pulls_waiting: self.pulls.waiting_count() as u64,
             pulls_reading: self.pulls.reading_count() as u64,
+            mends: self.mends.status(),
+            scrub: self.scrub.status(),
             waits: self.waits(),
         }
     }
@@ -110,9 +118,11 @@ impl LogServer {
         let copies = self.copies.reading_count();
         let trims = self.trims.waiting_count();
         let finds = self.ids.waiting_count();
+        let held = self.mends.held_count();
         for (count, what) in [
             (early, "pushes wait for their predecessor or for room"),
             (trims, "trims wait for the disk"),
+            (held, "pulls wait for a damaged block to be mended"),
             (copies, "copies for others wait for the disk"),
             (finds, "questions after ids wait for a version to be committed"),
         ] {

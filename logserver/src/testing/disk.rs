@@ -155,6 +155,11 @@ impl MemoryDisk {
                 let can_grow = matches!(file, File::Meta(_));
                 let state = self.files.get_mut(&file).ok_or(DiskError::NotFound(file))?;
                 state.write(offset, &data.contiguous(), can_grow);
+                // A bad sector that is written is another one from then on.
+                let end = (offset + data.len() as u64).div_ceil(PAGE_BYTES);
+                for page in offset / PAGE_BYTES..end {
+                    self.unreadable.remove(&(file, page));
+                }
                 if durable {
                     state.sync();
                 }

@@ -45,6 +45,8 @@ pub(crate) struct Rig {
     pub(crate) notes: Vec<Note>,
     pub(crate) marks: Vec<Mark>,
     pub(crate) halts: Vec<Halt>,
+    /// How many log servers hold each stream.
+    pub(crate) replication: u8,
     /// The other log server of the epochs, if there is one.
     pub(crate) other: Option<Endpoint>,
     timers: BTreeMap<Timer, Time>,
@@ -67,6 +69,7 @@ impl Rig {
             notes: Vec::new(),
             marks: Vec::new(),
             halts: Vec::new(),
+            replication: 1,
             other: Some(endpoint(2, Role::LogServer)),
             timers: BTreeMap::new(),
         };
@@ -209,7 +212,7 @@ impl Rig {
             log_servers: [self.me].into_iter().chain(self.other).collect(),
             absent: Vec::new(),
             returning: Vec::new(),
-            replication: 1,
+            replication: self.replication,
         }
     }
 

@@ -344,7 +344,8 @@ impl Log {
                         self.id_blocks.push(LogEvent::IdBlock { version, commit_time, body });
                     }
                 }
-                Err(failure) => {
+                Err(failures) => {
+                    let failure = &failures[0];
                     let detail = format!(
                         "ids of {} in segment {}: {}",
                         failure.version, failure.segment, failure.what
