@@ -3,6 +3,7 @@
 use core::time::Duration;
 
 use common::{Endpoint, Role, Time};
+use logserver::ScrubPass;
 use sequencer::leader::Recovery;
 use serde_json::{Value, json};
 
@@ -28,7 +29,7 @@ impl Node {
             "sequencer": self.sequencer(now),
             "proxies": self.proxies(now),
             "resolvers": self.resolvers(),
-            "log": self.log(),
+            "log": self.log(now),
         })
     }
 
@@ -165,8 +166,10 @@ impl Node {
 }
 
 impl Node {
-    fn log(&self) -> Value {
+    fn log(&self, now: Time) -> Value {
         let status = self.log_server.status();
+        let damaged = status.mends.blocks.iter();
+        let damaged = damaged.map(|(since, what)| json!({"what": what, "ago_ms": ms(now, *since)}));
         json!({
             "standing": format!("{:?}", status.standing).to_lowercase(),
             "epoch": status.epoch.0,
@@ -185,9 +188,30 @@ impl Node {
             "ids": status.ids,
             "pulls_waiting": status.pulls_waiting,
             "pulls_reading": status.pulls_reading,
+            "damage": {
+                "damaged": status.mends.damaged,
+                "mended": status.mends.mended,
+                "pulls_waiting": status.mends.pulls_waiting,
+                "blocks": damaged.collect::<Vec<_>>(),
+            },
+            "scrub": {
+                "pass": status.scrub.pass.map(|pass| pass_value(now, &pass)),
+                "segment": status.scrub.segment.map(|segment| segment.0),
+                "last": status.scrub.last.map(|pass| pass_value(now, &pass)),
+            },
             "waiting_for": status.waits,
         })
     }
+}
+
+fn pass_value(now: Time, pass: &ScrubPass) -> Value {
+    json!({
+        "began_ago_ms": ms(now, pass.began),
+        "ended_ago_ms": pass.ended.map(|ended| ms(now, ended)),
+        "blocks": pass.blocks,
+        "bytes": pass.bytes,
+        "damaged": pass.damaged,
+    })
 }
 
 fn ms(now: Time, since: Time) -> u64 {

@@ -33,6 +33,12 @@ impl Meters {
             Note::Opened { durable, torn_frames, segments } => {
                 tracing::info!(%durable, torn_frames, segments, "the log is open");
             }
+            Note::Mended { stream, version, from } => {
+                tracing::info!(%stream, %version, %from, "a damaged block was mended");
+            }
+            Note::Scrubbed { blocks, damaged } => {
+                tracing::info!(blocks, damaged, "the log was read through");
+            }
             Note::RoleChanged { role, epoch, began } => tracing::debug!(?role, %epoch, began),
             Note::Serving { epoch } => tracing::info!(%epoch, ?by, "serving"),
             _ => {}
