@@ -12,7 +12,8 @@
 //! - *Damage must be tellable from a crash.* The last flush group of a log can be torn by a power cut, and
 //!   damage in it looks the same. It is never harmed.
 //! - *Some copy stays whole.* Versions are looked at in windows. Of each window fewer log servers than copies
-//!   are ever harmed; what is left serves every reader.
+//!   are harmed at a time; what is left serves every reader, and mends what is harmed. Where a node has
+//!   mended all, it, or another one, may be harmed again.
 //! - *With one copy nothing survives, so nothing may be silent.* It may be harmed nowhere else either; what
 //!   it must come to is a refusal or a halt that names it. The simulator then plays the operator, and puts
 //!   the page back.
@@ -21,10 +22,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use common::disk::{DiskOp, DiskRequest, File, PAGE_BYTES, padded};
-use common::{NodeId, Prng, Version};
+use common::{NodeId, Prng, StreamId, Version};
 
 use crate::disk::Disk;
-use crate::oracle::frames_in;
+use crate::oracle::{bodies_in, frames_in};
 
 /// Versions of one window: about a second's.
 const WINDOW_VERSIONS: u64 = 1 << 20;
@@ -42,6 +43,19 @@ struct Placed {
     group: u64,
 }
 
+type Frames = BTreeMap<(File, u64), Placed>;
+
+/// A block, where it was written.
+#[derive(Clone, Debug)]
+pub(crate) struct Block {
+    pub(crate) stream: StreamId,
+    pub(crate) version: Version,
+    pub(crate) file: File,
+    pub(crate) at: u64,
+    /// Its body.
+    pub(crate) bytes: Bytes,
+}
+
 /// A page that may be harmed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Victim {
@@ -56,13 +70,25 @@ pub struct Victim {
 pub struct Atlas {
     copies: usize,
     groups: u64,
-    frames: BTreeMap<NodeId, BTreeMap<(File, u64), Placed>>,
+    frames: BTreeMap<NodeId, Frames>,
     harmed: BTreeMap<u64, BTreeSet<NodeId>>,
     /// Whose disk names its node for sure.
     opened: BTreeSet<NodeId>,
 }
 
 impl Placed {
+    fn blocks(&self, file: File, at: u64) -> Vec<Block> {
+        let bodies = bodies_in(&self.content).into_iter();
+        let block = |(stream, from, bytes)| Block {
+            stream,
+            version: self.version,
+            file,
+            at: at + from,
+            bytes,
+        };
+        bodies.map(block).collect()
+    }
+
     fn is_on(&self, disk: &Disk, file: File, at: u64) -> bool {
         let begin = at % PAGE_BYTES;
         let pages = disk.peek(file, at - begin, padded(begin + self.bytes));
@@ -134,6 +160,56 @@ impl Atlas {
         Some(victim)
     }
 
+    /// A node has mended something: it may be harmed again wherever nothing that it holds is harmed now.
+    pub fn mended(&mut self, node: NodeId, disk: &Disk) {
+        let pages: BTreeSet<_> = disk.harmed().chain(disk.misdirection()).collect();
+        let frames = self.frames.get(&node);
+        let still: BTreeSet<u64> = pages
+            .iter()
+            .flat_map(|(file, page)| frames.into_iter().flat_map(|of| in_page(of, *file, *page)))
+            .map(|(_, placed)| placed.version.0 / WINDOW_VERSIONS)
+            .collect();
+        for (window, nodes) in &mut self.harmed {
+            if !still.contains(window) {
+                nodes.remove(&node);
+            }
+        }
+    }
+
+    /// The blocks of a version that a node was given to write.
+    pub(crate) fn blocks(&self, node: NodeId, version: Version) -> Vec<Block> {
+        let frames = self.frames.get(&node).into_iter().flatten();
+        let frames = frames.filter(|(_, placed)| placed.version == version);
+        frames.flat_map(|((file, at), placed)| placed.blocks(*file, *at)).collect()
+    }
+
+    /// The blocks that a page of a node's disk was to hold a part of.
+    pub(crate) fn blocks_in(&self, node: NodeId, file: File, page: u64) -> Vec<Block> {
+        let Some(frames) = self.frames.get(&node) else { return Vec::new() };
+        let blocks = in_page(frames, file, page).flat_map(|((file, at), of)| of.blocks(*file, *at));
+        let (begin, end) = (page * PAGE_BYTES, (page + 1) * PAGE_BYTES);
+        blocks
+            .filter(|block| block.at < end && block.at + block.bytes.len() as u64 > begin)
+            .collect()
+    }
+
+    /// What a page of a node's disk was to hold: pieces of frames, their versions, and where they begin.
+    pub(crate) fn pieces_in(
+        &self,
+        node: NodeId,
+        file: File,
+        page: u64,
+    ) -> Vec<(Version, u64, Bytes)> {
+        let Some(frames) = self.frames.get(&node) else { return Vec::new() };
+        let (begin, end) = (page * PAGE_BYTES, (page + 1) * PAGE_BYTES);
+        let pieces = in_page(frames, file, page).map(|((_, at), placed)| {
+            let (from, to) = (begin.max(*at), end.min(at + placed.content.len() as u64));
+            let piece = placed.content.slice((from - at) as usize..(to.max(from) - at) as usize);
+            (placed.version, from, piece)
+        });
+        pieces.collect()
+    }
+
     fn forget_gone(&mut self, node: NodeId, disk: &Disk) {
         let frames = self.frames.entry(node).or_default();
         frames.retain(|(file, _), _| disk.contains(*file));
@@ -165,10 +241,9 @@ impl Atlas {
         let (&(file, at), placed) = *prng.pick(&candidates);
         let (first, end) = (at / PAGE_BYTES, (at + placed.bytes).div_ceil(PAGE_BYTES));
         let page = prng.between(first, end - 1);
-        let in_page = frames.range((file, 0)..(file, (page + 1) * PAGE_BYTES));
-        let in_page = in_page.filter(|((_, at), of)| at + of.bytes > page * PAGE_BYTES);
+        let frames = in_page(frames, file, page);
         let windows: BTreeSet<u64> =
-            in_page.map(|(_, placed)| placed.version.0 / WINDOW_VERSIONS).collect();
+            frames.map(|(_, placed)| placed.version.0 / WINDOW_VERSIONS).collect();
         let is_allowed = windows.iter().all(|window| self.may_harm(*window, node));
         is_allowed.then_some((Victim { file, page }, windows))
     }
@@ -195,6 +270,16 @@ impl Atlas {
         let page = if prng.chance(1, 4) { 0 } else { prng.between(end.min(pages - 1), pages - 1) };
         disk.would_survive(file, page * PAGE_BYTES, PAGE_BYTES).then_some(Victim { file, page })
     }
+}
+
+/// The frames that a page holds a part of.
+fn in_page(
+    frames: &Frames,
+    file: File,
+    page: u64,
+) -> impl Iterator<Item = (&(File, u64), &Placed)> {
+    let before_end = frames.range((file, 0)..(file, (page + 1) * PAGE_BYTES));
+    before_end.filter(move |((_, at), of)| at + of.bytes > page * PAGE_BYTES)
 }
 
 /// The slot that the next write goes to.

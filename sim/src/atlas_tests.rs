@@ -6,7 +6,7 @@ use common::disk::{DiskOpId, Lane};
 
 use super::*;
 use crate::clock::Moment;
-use crate::disk::DiskProfile;
+use crate::disk::{DiskProfile, Harm};
 use crate::oracle::frame;
 
 const NODES: [NodeId; 2] = [NodeId(1), NodeId(2)];
@@ -121,4 +121,33 @@ fn of_the_meta_slots_the_older_one_is_harmed() {
     let chosen = (0..200).filter_map(|_| bench.atlas.choose(node, disk, &mut bench.prng));
     let files: BTreeSet<File> = chosen.map(|victim| victim.file).collect();
     assert_eq!(files, BTreeSet::from([File::Meta(0)]));
+}
+
+#[test]
+fn who_has_mended_all_of_a_window_leaves_it_to_others() {
+    let mut bench = Bench::new(2);
+    for node in NODES {
+        for (place, version) in [5, 6, 7].iter().enumerate() {
+            bench.group(node, place as u64, *version, true);
+        }
+    }
+    let (one, other) = (NODES[0], NODES[1]);
+    assert!(!bench.victims(one).is_empty());
+    let harm = |bench: &mut Bench, page| {
+        bench.disks.get_mut(&one).unwrap().harm(FIRST, page, Harm::Unreadable);
+    };
+    harm(&mut bench, 1);
+    harm(&mut bench, 2);
+    assert!(bench.victims(other).is_empty());
+    // One of the two pages is written again; the other is still harmed.
+    let heal = |bench: &mut Bench, page: u64| {
+        let content = bench.disks[&one].peek(FIRST, page * PAGE_BYTES, PAGE_BYTES).unwrap();
+        let (offset, data) = (page * PAGE_BYTES, content.into());
+        bench.run(one, DiskOp::Write { file: FIRST, offset, data, durable: true });
+        bench.atlas.mended(one, &bench.disks[&one]);
+    };
+    heal(&mut bench, 2);
+    assert!(bench.victims(other).is_empty());
+    heal(&mut bench, 1);
+    assert!(!bench.victims(other).is_empty());
 }

@@ -7,7 +7,8 @@
 //! | another node's | halts as `foreign_log` | `O7.foreign` |
 //! | with a failed barrier | halts | `I7.durable` |
 //!
-//! There is no repair from replicas yet. So the simulator plays the operator, and puts right what was named.
+//! Log servers mend single blocks from each other (`crate::mends`). What ends a node the simulator puts
+//! right, as an operator would.
 
 use common::machine::Halt;
 use common::{Endpoint, Note, Peer};

@@ -11,6 +11,7 @@ pub mod edits;
 pub mod explore;
 pub mod faults;
 pub mod layout;
+mod mends;
 pub mod network;
 pub mod observe;
 pub mod oracle;

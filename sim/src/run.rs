@@ -22,6 +22,7 @@ use crate::damage::{self, Condition, Remedy};
 use crate::disk::Crash;
 use crate::edits::Edits;
 use crate::faults::{self, Fault, Later, Struck};
+use crate::mends;
 use crate::observe::ConsumerId;
 use crate::oracle::{Oracles, Probe, Violation};
 use crate::random::Randomness;
@@ -38,6 +39,8 @@ const AFTER_CHAOS_MS: u64 = 200;
 const LIVENESS_MS: u64 = 60_000;
 /// Phases look around this often, ms.
 const LOOK_MS: u64 = 5;
+/// A read that began before a mend may find its damage this long afterwards, ms.
+const LATE_READ_MS: u64 = 5_000;
 /// Events in so many ms, at most: more is a storm.
 const WINDOW_MS: u64 = 100;
 const WINDOW_EVENTS_MAX: u64 = 200_000;
@@ -142,6 +145,8 @@ struct Run {
     struck: BTreeMap<&'static str, u64>,
     /// Where reads that are under way may bring what was damaged.
     repaired: BTreeSet<NodeId>,
+    /// When each node has mended something last.
+    mended: BTreeMap<NodeId, Moment>,
     /// The present window of the storm rule: its start, and the events before it.
     window: (Moment, u64),
     /// What a wake-up number stands for.
@@ -209,6 +214,7 @@ impl Run {
             atlas,
             struck: BTreeMap::new(),
             repaired: BTreeSet::new(),
+            mended: BTreeMap::new(),
             window: (Moment::ZERO, 0),
             later: BTreeMap::new(),
             next_turn: 0,
@@ -244,6 +250,12 @@ impl Run {
         })?;
         // Everybody is back and well: the log is whole on as many log servers as it should be.
         self.until("absent log servers", LIVENESS_MS, |run| !run.world.is_someone_absent())?;
+        // Somebody reads all logs through, and what is damaged is mended from who has it whole.
+        let mended = self.until("mends", LIVENESS_MS, |run| run.unmended().is_none());
+        mended.map_err(|violation| match self.unmended() {
+            Some(detail) => Violation { rule: "O7.rotten", detail },
+            None => violation,
+        })?;
         let acknowledged = self.oracles.acknowledged();
         self.shared.borrow_mut().want = acknowledged;
         self.until("consumers", LIVENESS_MS, |run| run.shared.borrow().consumed() >= acknowledged)?;
@@ -383,13 +395,46 @@ impl Run {
             }
             Note::Warning { code: "corrupt_block", .. } => {
                 let mut condition = self.condition(node);
-                condition.is_harmed |= self.repaired.contains(&node);
+                let now = self.world.now();
+                let is_late = |at: &Moment| now.0 - at.0 < LATE_READ_MS * MS;
+                condition.is_harmed |=
+                    self.repaired.contains(&node) || self.mended.get(&node).is_some_and(is_late);
                 damage::judge_note(from, note, condition)?;
                 *self.struck.entry("noticed.corrupt_block").or_default() += 1;
+            }
+            Note::Mended { stream, version, .. } => {
+                self.mended.insert(node, self.world.now());
+                let disk = self.world.disk(node);
+                let eyes = (&self.atlas, disk, &self.oracles);
+                mends::judge(node, *stream, *version, eyes)?;
+                self.atlas.mended(node, disk);
+                *self.struck.entry("noticed.mended").or_default() += 1;
             }
             _ => {}
         }
         Ok(())
+    }
+
+    /// A damaged block that could have been mended.
+    fn unmended(&self) -> Option<String> {
+        let nodes = self.nodes.iter().filter(|node| self.world.knows(**node));
+        let nodes: Vec<NodeId> = nodes.copied().collect();
+        let disk = |node: NodeId| self.world.disk(node);
+        let damaged = nodes.iter().flat_map(|node| {
+            let blocks = mends::damaged(*node, &self.atlas, disk(*node)).into_iter();
+            blocks.map(|block| (*node, block))
+        });
+        let wanted =
+            damaged.filter(|(node, of)| self.oracles.is_wanted(*node, of.stream, of.version));
+        let mut mendable = wanted.filter(|(node, block)| {
+            let (stream, version) = (block.stream, block.version);
+            let others = nodes.iter().filter(|other| *other != node);
+            others
+                .into_iter()
+                .any(|other| mends::has_whole(*other, stream, version, &self.atlas, disk(*other)))
+        });
+        let (node, block) = mendable.next()?;
+        Some(format!("{} at {} on {node}, {:?}", block.stream, block.version, block.file))
     }
 
     fn all_struck(&self) -> BTreeMap<&'static str, u64> {

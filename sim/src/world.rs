@@ -14,7 +14,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use common::disk::{DiskOp, DiskRequest, File};
+use common::disk::{DiskOp, DiskRequest, File, Lane};
 use common::machine::Halt;
 use common::register::RegisterState;
 use common::wire::Envelope;
@@ -515,7 +515,10 @@ impl<S: Spawn> World<S> {
                 }
                 self.trace.event(self.now, me.node.0, 9);
                 self.trace.line(self.now, || format!("{me:?} disk {}", brief(&request)));
-                if matches!(request.op, DiskOp::Write { file: File::Segment(_), .. }) {
+                // Frames are written on the log lane once; what is written again beside it says nothing new.
+                if matches!(request.op, DiskOp::Write { file: File::Segment(_), .. })
+                    && request.lane == Lane::Log
+                {
                     self.happened.push(Happened::Wrote(me.node, request.clone()));
                 }
                 let (now, mut started) = (self.now, Vec::new());

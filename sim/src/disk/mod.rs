@@ -28,7 +28,7 @@ use common::disk::{
 
 pub use self::platter::Harm;
 
-use self::platter::{Platter, ReadError};
+use self::platter::{Platter, ReadError, WriteKind};
 use crate::clock::Moment;
 use crate::random::delay_ns;
 
@@ -166,7 +166,8 @@ impl Disk {
         self.queues.iter_mut().for_each(VecDeque::clear);
         self.busy = [false; 2];
         for (_, running) in core::mem::take(&mut self.running) {
-            self.interrupt(running.request.op);
+            let kind = self.kind(&running.request);
+            self.interrupt(running.request.op, kind);
         }
         if crash == Crash::PowerCut {
             self.platter.power_cut(&mut self.prng);
@@ -239,7 +240,30 @@ impl Disk {
     /// Whether anything reads otherwise than it should.
     #[must_use]
     pub fn is_harmed(&self) -> bool {
-        self.platter.harmed_pages() > 0
+        self.platter.harmed().next().is_some()
+    }
+
+    /// The pages that read otherwise than they should.
+    pub fn harmed(&self) -> impl Iterator<Item = (File, u64)> {
+        self.platter.harmed()
+    }
+
+    /// Whether a page was written while nobody could know all of what it held.
+    #[must_use]
+    pub fn is_scarred(&self, file: File, page: u64) -> bool {
+        self.platter.is_scarred(file, page)
+    }
+
+    /// What a read of whole pages would bring now, past all queues; `None` for an error.
+    #[must_use]
+    pub fn seen(&self, file: File, offset: u64, bytes: u64) -> Option<Bytes> {
+        self.platter.read(file, offset, bytes).ok()
+    }
+
+    /// The page that the next footer goes to, if it is to go astray.
+    #[must_use]
+    pub fn misdirection(&self) -> Option<(File, u64)> {
+        self.misdirected.as_ref().map(|(file, page, _)| (*file, *page))
     }
 
     /// An operator puts back what was harmed.
@@ -336,7 +360,7 @@ impl Disk {
             self.breach = Some(format!("{what} in {}", crate::trace::brief(&request)));
             return Err(DiskError::Io { detail: what });
         }
-        let is_footer = is_footer(&request);
+        let (is_footer, kind) = (self.is_footer(&request), self.kind(&request));
         match request.op {
             DiskOp::List => Ok(DiskOutput::Listing {
                 files: self.platter.list(),
@@ -372,7 +396,7 @@ impl Disk {
                 let data = data.contiguous();
                 let before =
                     is_footer.then(|| self.platter.peek(file, offset, padded(data.len() as u64)));
-                self.platter.write(file, offset, &data, || true);
+                self.platter.write(file, offset, &data, kind, || true);
                 if let Some(before) = before.flatten() {
                     self.lead_astray(file, offset, &data, &before);
                 }
@@ -395,6 +419,25 @@ impl Disk {
         let page_bytes = platter::page_of(data, 0);
         self.misdirected_count += 1;
         self.platter.harm(victim, page as usize, Harm::Replaced(Some(page_bytes)));
+    }
+
+    /// Beside the log lane a segment is written its footer, and otherwise what is there already.
+    fn kind(&self, request: &DiskRequest) -> WriteKind {
+        let is_again = matches!(request.op, DiskOp::Write { file: File::Segment(_), .. })
+            && matches!(request.lane, Lane::Background)
+            && !self.is_footer(request);
+        if is_again { WriteKind::Again } else { WriteKind::New }
+    }
+
+    /// Whether a write is of what stands behind the frames of a segment: `MRFT` begins it and it has no
+    /// barrier of its own, or `MRTR` begins it and it is the last page. A page where one went astray begins
+    /// like that, too.
+    fn is_footer(&self, request: &DiskRequest) -> bool {
+        let DiskOp::Write { file, offset, data, durable } = &request.op else { return false };
+        let start = data.pieces().first().map_or(&[][..], |piece| &piece[..piece.len().min(4)]);
+        let is_last = offset + PAGE_BYTES == self.platter.length(*file);
+        matches!((file, request.lane), (File::Segment(_), Lane::Background))
+            && ((start == b"MRFT" && !durable) || (start == b"MRTR" && is_last))
     }
 
     fn barrier(&mut self, file: File, stamp: u64) -> Result<DiskOutput, DiskError> {
@@ -431,7 +474,7 @@ impl Disk {
         }
     }
 
-    fn interrupt(&mut self, op: DiskOp) {
+    fn interrupt(&mut self, op: DiskOp, kind: WriteKind) {
         match op {
             DiskOp::List | DiskOp::Read { .. } => {}
             DiskOp::Create { file, bytes } => {
@@ -454,16 +497,10 @@ impl Disk {
                 let (prng, share) = (&mut self.prng, 4);
                 let arrives = prng.below(share + 1);
                 self.platter
-                    .write(file, offset, &data.contiguous(), || prng.chance(arrives, share));
+                    .write(file, offset, &data.contiguous(), kind, || prng.chance(arrives, share));
             }
         }
     }
-}
-
-/// Whether a write is of what stands behind the frames of a segment: only that goes through the background.
-const fn is_footer(request: &DiskRequest) -> bool {
-    matches!(request.op, DiskOp::Write { file: File::Segment(_), .. })
-        && matches!(request.lane, Lane::Background)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 //!                                           `-- what a power cut is sure to leave
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::{Bytes, BytesMut};
 use common::Prng;
@@ -33,6 +33,8 @@ struct Dirty {
     stamp: u64,
     /// A barrier over it has failed: no later one makes it durable, though the cache calls it clean.
     poisoned: bool,
+    /// What the page below read as before it was written: a power cut may bring that back.
+    harm: Option<Harm>,
 }
 
 impl Dirty {
@@ -54,11 +56,24 @@ pub enum Harm {
     Replaced(Option<Bytes>),
 }
 
+/// What a write brings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum WriteKind {
+    /// Something new: nobody needs what was there.
+    New,
+    /// What is there already, or should be.
+    Again,
+}
+
 /// One file's content.
 #[derive(Clone, Debug, Default)]
 struct Content {
     pages: Vec<Page>,
     harms: BTreeMap<usize, Harm>,
+    /// What pages held that were written while nobody could know all of it.
+    scars: BTreeMap<usize, Page>,
+    /// Pages that an operator has put back: who looked at them before may still write what it did not see.
+    repaired: BTreeSet<usize>,
     /// Pages behind these are not durable as part of the file.
     durable_pages: usize,
     dirty: BTreeMap<usize, Dirty>,
@@ -103,7 +118,10 @@ impl Platter {
         match self.files.remove(&from) {
             None => false,
             Some(content) => {
-                self.files.insert(to, content);
+                // Nobody needs anything of a spare.
+                let scars =
+                    if matches!(to, File::Spare(_)) { BTreeMap::new() } else { content.scars };
+                self.files.insert(to, Content { scars, ..content });
                 true
             }
         }
@@ -170,14 +188,28 @@ impl Platter {
         true
     }
 
-    /// Pages that read as something else than they hold.
-    pub(super) fn harmed_pages(&self) -> usize {
-        self.files.values().map(|content| content.harms.len()).sum()
+    /// Pages that read as something else than they should hold.
+    pub(super) fn harmed(&self) -> impl Iterator<Item = (File, u64)> {
+        self.files.iter().flat_map(|(file, content)| {
+            let pages = content.harms.keys().chain(content.scars.keys());
+            pages.map(|page| (*file, *page as u64))
+        })
     }
 
-    /// Every page reads as what it holds.
+    /// Whether a page was written while nobody could know all of what it held.
+    pub(super) fn is_scarred(&self, file: File, page: u64) -> bool {
+        self.files.get(&file).is_some_and(|content| content.scars.contains_key(&(page as usize)))
+    }
+
+    /// Every page reads as what it should hold.
     pub(super) fn repair(&mut self) {
-        self.files.values_mut().for_each(|content| content.harms.clear());
+        for content in self.files.values_mut() {
+            content.repaired.extend(content.harms.keys().chain(content.scars.keys()));
+            content.harms.clear();
+            for (page, original) in core::mem::take(&mut content.scars) {
+                content.pages[page] = original;
+            }
+        }
     }
 
     /// Writes whole pages into the cache. `keep` says for each sector whether it arrives.
@@ -186,6 +218,7 @@ impl Platter {
         file: File,
         offset: u64,
         data: &Bytes,
+        kind: WriteKind,
         mut keep: impl FnMut() -> bool,
     ) {
         self.stamp += 1;
@@ -198,14 +231,25 @@ impl Platter {
         }
         for place in 0..count {
             let new = page_of(data, place);
-            content.harms.remove(&(first + place));
             let old = content.pages[first + place].clone();
-            let mixed = mix(&new, old.as_ref(), &mut keep);
+            let kept: [bool; PAGE / SECTOR] = core::array::from_fn(|_| keep());
+            let mixed = mix(&new, old.as_ref(), &kept);
+            let (mixed, harm) = match kind {
+                WriteKind::New => {
+                    content.harms.remove(&(first + place));
+                    content.scars.remove(&(first + place));
+                    content.repaired.remove(&(first + place));
+                    (mixed, None)
+                }
+                WriteKind::Again => content.overwrite(first + place, old.as_ref(), mixed, &kept),
+            };
             let dirty = content.dirty.entry(first + place).or_insert(Dirty {
                 history: Vec::new(),
                 stamp,
                 poisoned: false,
+                harm: None,
             });
+            dirty.harm = dirty.harm.take().or(harm);
             if dirty.history.len() < HISTORY_MAX {
                 dirty.history.push(old);
             }
@@ -251,6 +295,9 @@ impl Platter {
             for (place, dirty) in core::mem::take(&mut content.dirty) {
                 let current = content.pages[place].take();
                 content.pages[place] = fate(&dirty.history, current, mood, prng);
+                if let Some(harm) = dirty.harm.filter(|_| prng.chance(1, 2)) {
+                    content.harms.insert(place, harm);
+                }
             }
             let (least, most) = (content.durable_pages, content.pages.len());
             if most > least {
@@ -260,6 +307,7 @@ impl Platter {
             content.durable_pages = content.pages.len();
             let pages = content.pages.len();
             content.harms.retain(|page, _| *page < pages);
+            content.scars.retain(|page, held| *page < pages && content.pages[*page] != *held);
         }
     }
 }
@@ -308,6 +356,48 @@ pub(super) enum ReadError {
 }
 
 impl Content {
+    /// What becomes of a page's harm when it is written again: the page that is then held, and the harm that
+    /// a write takes away.
+    ///
+    /// Who writes back what was read brings a flipped bit along: it stays what it is, a flipped bit. Who
+    /// writes a page that could not be read makes up what it does not know: the page is scarred.
+    fn overwrite(
+        &mut self,
+        page: usize,
+        old: Option<&Bytes>,
+        new: Bytes,
+        kept: &[bool; PAGE / SECTOR],
+    ) -> (Bytes, Option<Harm>) {
+        let Some(harm) = self.harms.get(&page).cloned() else {
+            if self.scars.get(&page).is_some_and(|held| held.as_ref() == Some(&new)) {
+                self.scars.remove(&page);
+            } else if self.repaired.contains(&page) && old != Some(&new) {
+                self.scars.entry(page).or_insert_with(|| old.cloned());
+            }
+            return (new, None);
+        };
+        if let Harm::Flipped(bit) = harm {
+            let at = bit as usize % (8 * PAGE) / 8;
+            let held = old.cloned().unwrap_or_else(|| Bytes::from_static(&ZEROS[..PAGE]));
+            let mut seen = BytesMut::from(&held[..]);
+            seen[at] ^= 1 << (bit % 8);
+            if new == seen {
+                return (held, None);
+            }
+            if !kept[at / SECTOR] {
+                return (new, None);
+            }
+        } else if !kept.iter().all(|kept| *kept) {
+            // As if it had not begun.
+            let zeros = || Bytes::from_static(&ZEROS[..PAGE]);
+            return (old.cloned().unwrap_or_else(zeros), None);
+        } else if old != Some(&new) {
+            self.scars.entry(page).or_insert_with(|| old.cloned());
+        }
+        self.harms.remove(&page);
+        (new, Some(harm))
+    }
+
     fn range(&self, offset: u64, bytes: u64) -> core::ops::Range<usize> {
         let first = ((offset / PAGE_BYTES) as usize).min(self.pages.len());
         let last = (first + (bytes / PAGE_BYTES) as usize).min(self.pages.len());
@@ -392,8 +482,7 @@ pub(super) fn page_of(data: &Bytes, place: usize) -> Bytes {
     page.freeze()
 }
 
-fn mix(new: &Bytes, old: Option<&Bytes>, keep: &mut impl FnMut() -> bool) -> Bytes {
-    let kept: [bool; PAGE / SECTOR] = core::array::from_fn(|_| keep());
+fn mix(new: &Bytes, old: Option<&Bytes>, kept: &[bool; PAGE / SECTOR]) -> Bytes {
     if kept.iter().all(|kept| *kept) {
         return new.clone();
     }

@@ -303,8 +303,11 @@ fn a_footer_that_goes_astray_is_missing_here_and_wrong_there() {
     let other = File::Segment(SegmentId(2));
     bench.run(DiskOp::Create { file: other, bytes: PAGE_BYTES }).unwrap();
     bench.write(0, 1, true);
+    let mut bytes = vec![9; PAGE_BYTES as usize];
+    bytes[..4].copy_from_slice(b"MRTR");
+    let bytes = Bytes::from(bytes);
     let footer = || {
-        let data = Bytes::from(vec![9; PAGE_BYTES as usize]).into();
+        let data = bytes.clone().into();
         DiskOp::Write { file: other, offset: 0, data, durable: true }
     };
     bench.disk.misdirect(FILE, 0);
@@ -312,9 +315,67 @@ fn a_footer_that_goes_astray_is_missing_here_and_wrong_there() {
     assert!(bench.is_all(0, 1), "the log lane's writes find their place");
     let started = bench.submit(Lane::Background, footer());
     bench.disk.complete(started[0].0, started[0].1, &mut Vec::new()).unwrap().result.unwrap();
-    assert!(bench.is_all(0, 9) && bench.disk.misdirected_count() == 1);
+    assert!(bench.page(0) == bytes && bench.disk.misdirected_count() == 1);
     let read = DiskOp::Read { file: other, offset: 0, bytes: PAGE_BYTES };
-    assert_eq!(bench.run(read), Ok(DiskOutput::Data(Bytes::from(vec![9; PAGE_BYTES as usize]))));
+    assert_eq!(bench.run(read), Ok(DiskOutput::Data(bytes.clone())));
     bench.disk.repair();
     assert!(bench.is_all(0, 1));
+}
+
+/// A write beside the log lane of what was read before, or of what should be there.
+fn write_again(bench: &mut Bench, offset: u64, data: Bytes, durable: bool) {
+    let data = data.into();
+    let op = DiskOp::Write { file: FILE, offset, data, durable };
+    let started = bench.submit(Lane::Background, op);
+    bench.now = started[0].0;
+    let done = bench.disk.complete(started[0].0, started[0].1, &mut Vec::new());
+    done.unwrap().result.unwrap();
+}
+
+#[test]
+fn harm_comes_back_with_a_power_cut_unless_what_was_written_again_is_durable() {
+    let whole = || Bytes::from(vec![1; PAGE_BYTES as usize]);
+    let mut back = 0;
+    for seed in 0..40 {
+        let mut bench = ready(seed);
+        bench.write(0, 1, true);
+        bench.disk.harm(FILE, 0, Harm::Flipped(77));
+        write_again(&mut bench, 0, whole(), false);
+        assert!(bench.is_all(0, 1));
+        bench.disk.crash(Crash::PowerCut);
+        back += u32::from(bench.disk.is_harmed());
+        write_again(&mut bench, 0, whole(), true);
+        bench.disk.crash(Crash::PowerCut);
+        assert!(bench.is_all(0, 1) && !bench.disk.is_harmed());
+    }
+    assert!((5..35).contains(&back), "{back} of 40");
+}
+
+#[test]
+fn who_writes_what_was_read_brings_a_flipped_bit_along() {
+    let mut bench = ready(1);
+    bench.write(0, 1, true);
+    bench.disk.harm(FILE, 0, Harm::Flipped(8 * 100 + 3));
+    let rotten = bench.page(0);
+    write_again(&mut bench, 0, rotten.clone(), true);
+    assert!(bench.page(0) == rotten && bench.disk.is_harmed());
+    bench.disk.repair();
+    assert!(bench.is_all(0, 1), "nobody has forgotten what was there");
+}
+
+#[test]
+fn who_makes_up_what_cant_be_read_leaves_a_scar_until_all_of_it_is_there_again() {
+    let mut bench = ready(1);
+    bench.write(0, 1, true);
+    bench.disk.harm(FILE, 0, Harm::Unreadable);
+    let mut half = vec![1; PAGE_BYTES as usize];
+    half[..100].fill(0);
+    write_again(&mut bench, 0, half.clone().into(), true);
+    assert_eq!(bench.page(0), half);
+    assert!(bench.disk.is_harmed() && bench.disk.is_scarred(FILE, 0));
+    let mut copy = bench.disk.clone();
+    copy.repair();
+    assert_eq!(copy.peek(FILE, 0, PAGE_BYTES).unwrap()[0], 1);
+    write_again(&mut bench, 0, vec![1; PAGE_BYTES as usize].into(), true);
+    assert!(!bench.disk.is_harmed() && bench.is_all(0, 1));
 }

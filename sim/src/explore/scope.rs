@@ -114,7 +114,8 @@ impl Scope {
             Self::Disk => vec![(1, Topology::single(NodeId(1)))],
         };
         Rules {
-            knobs: Knobs { plants, ..Knobs::small() },
+            // A scrub is a timer that never ends.
+            knobs: Knobs { plants, scrub_bytes_per_second: 0, ..Knobs::small() },
             leaders: leaders.into_iter().map(|(node, of)| (NodeId(node), of)).collect(),
             has_slow_disks: self == Self::Disk,
             power_cuts: if self == Self::Disk { 4 } else { 0 },

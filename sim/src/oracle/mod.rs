@@ -29,11 +29,11 @@ mod trims;
 
 #[cfg(test)]
 pub(crate) use self::frames::frame;
-pub(crate) use self::frames::frames_in;
+pub(crate) use self::frames::{bodies_in, frames_in};
 
 use common::disk::File;
 use common::register::RegisterState;
-use common::{Endpoint, NodeId, Note, Peer, Version};
+use common::{Endpoint, NodeId, Note, Peer, StreamId, Version};
 
 use crate::observe::Observation;
 use crate::world::Happened;
@@ -127,6 +127,21 @@ impl Oracles {
     #[must_use]
     pub fn acknowledged(&self) -> Version {
         self.facts.acknowledged().max(self.history.known_to_clients())
+    }
+
+    /// Whether a block that a log server has written is still to be read there, as far as anybody can tell:
+    /// of the streams of the system nothing is known.
+    pub(crate) fn is_wanted(&self, node: NodeId, stream: StreamId, version: Version) -> bool {
+        !stream.is_system()
+            && self.is_kept(node, version)
+            && self.trims.is_wanted(node, stream, version)
+    }
+
+    /// Whether a log server keeps what it wrote of a version.
+    pub(crate) fn is_kept(&self, node: NodeId, version: Version) -> bool {
+        !self.facts.is_rolled_back(version)
+            && version <= self.acknowledged()
+            && !self.trims.is_void(node, version)
     }
 
     fn judge_note(&mut self, from: Endpoint, note: &Note, probe: &impl Probe) -> Judged {

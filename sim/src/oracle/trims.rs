@@ -27,11 +27,18 @@ pub(super) struct Trims {
 }
 
 impl Trims {
-    fn is_void(&self, node: NodeId, version: Version) -> bool {
+    /// Whether a log server has cut off what it had of the version.
+    pub(super) fn is_void(&self, node: NodeId, version: Version) -> bool {
         let void = self.void.get(&node);
         void.is_some_and(|void| {
             void.iter().any(|(after, last)| (*after < version) && version <= *last)
         })
+    }
+
+    /// Whether a block was not trimmed.
+    pub(super) fn is_wanted(&self, node: NodeId, stream: StreamId, version: Version) -> bool {
+        let trimmed = self.persisted.get(&(node, stream)).copied().unwrap_or_default();
+        version > trimmed
     }
 
     pub(super) fn note(&mut self, from: Endpoint, note: &Note, facts: &Facts) -> Judged {
