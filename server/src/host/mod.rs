@@ -15,6 +15,7 @@ mod identity;
 mod mesh;
 mod nodes;
 mod peers;
+pub mod process;
 mod register;
 mod report;
 mod timers;
