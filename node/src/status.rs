@@ -185,6 +185,7 @@ impl Node {
             "ids": status.ids,
             "pulls_waiting": status.pulls_waiting,
             "pulls_reading": status.pulls_reading,
+            "read_ahead_bytes": status.read_ahead_bytes,
             "waiting_for": status.waits,
         })
     }

@@ -56,6 +56,8 @@ pub struct LogStatus {
     pub pulls_waiting: u64,
     /// Pulls that read, or wait for their turn to.
     pub pulls_reading: u64,
+    /// What was read ahead of consumers that catch up and is not asked for yet, bytes.
+    pub read_ahead_bytes: u64,
     /// What is being waited for, in words.
     pub waits: Vec<String>,
 }
@@ -92,6 +94,7 @@ impl LogServer {
             ids: self.ids.count() as u64,
             pulls_waiting: self.pulls.waiting_count() as u64,
             pulls_reading: self.pulls.reading_count() as u64,
+            read_ahead_bytes: self.pulls.ahead.bytes(),
             waits: self.waits(),
         }
     }
