@@ -119,6 +119,8 @@ knobs! {
     pulls_waiting_max = 16_384, 8 => 64;
     /// One answer to a pull, bytes, at most; one version always fits.
     pull_bytes_max = 4 << 20, 1 << 10 => 64 << 10;
+    /// Answers that were read ahead of the pulls of consumers that catch up, bytes; 0 reads nothing ahead.
+    read_ahead_bytes_max = 32 << 20, 0 => 256 << 10;
     /// A pull waits for news at most this long, ms.
     pull_wait_ms_max = 10_000, 10 => 1000;
     /// An absent log server that has caught up asks for news this often, ms; one that waits for an answer

@@ -113,6 +113,8 @@ marks! {
     PullFromTail "logserver.pull_from_tail" Common,
     /// A pull was served by reads.
     PullFromDisk "logserver.pull_from_disk" Common,
+    /// A pull was served by what had been read ahead of it.
+    PullReadAhead "logserver.pull_read_ahead" Common,
     /// A pull waited for news.
     PullWaited "logserver.pull_waited" Common,
     /// A segment was recycled.

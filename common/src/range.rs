@@ -8,7 +8,7 @@
 //! bounds   {5, POINT} {1, 1}   ...      begin length, end length
 //! ```
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use rkyv::{Archive, Deserialize, Serialize};
 use thiserror::Error;
 
@@ -152,9 +152,18 @@ impl Ranges {
     /// Builds a list from ranges; the order is kept.
     pub fn from_ranges<'a>(ranges: impl IntoIterator<Item = KeyRange<'a>>) -> Self {
         let ranges = ranges.into_iter();
-        let count = ranges.size_hint().0;
-        let mut arena = Vec::with_capacity(count * KEY_BYTES_USUAL);
-        let mut bounds = Vec::with_capacity(count);
+        let mut arena = BytesMut::with_capacity(ranges.size_hint().0 * KEY_BYTES_USUAL);
+        Self::in_arena(&mut arena, ranges)
+    }
+
+    /// Builds a list whose keys lie in `arena`: many lists share its memory, which goes with the last one.
+    pub fn in_arena<'a>(
+        arena: &mut BytesMut,
+        ranges: impl IntoIterator<Item = KeyRange<'a>>,
+    ) -> Self {
+        assert!(arena.is_empty(), "{} bytes of another list are in the arena", arena.len());
+        let ranges = ranges.into_iter();
+        let mut bounds = Vec::with_capacity(ranges.size_hint().0);
         for range in ranges {
             arena.extend_from_slice(range.begin);
             let end_bytes = match range.end {
@@ -167,7 +176,9 @@ impl Ranges {
             let begin_bytes = u32::try_from(range.begin.len()).expect("a key below 4 GiB");
             bounds.push(Bounds { begin_bytes, end_bytes });
         }
-        Self { arena: Bytes::from(arena), bounds }
+        // To share nothing costs memory, too.
+        let arena = if arena.is_empty() { Bytes::new() } else { arena.split().freeze() };
+        Self { arena, bounds }
     }
 
     /// How many ranges there are.
@@ -266,6 +277,19 @@ mod tests {
     fn one_key_is_a_point_however_it_is_written() {
         assert_eq!(KeyRange::new(b"k", b"k\0").unwrap(), KeyRange::point(b"k"));
         assert!(matches!(KeyRange::new(b"b", b"a"), Err(RangeError::Inverted { .. })));
+    }
+
+    #[test]
+    fn lists_in_one_arena_are_like_lists_of_their_own() {
+        let (a, b, c) =
+            (KeyRange::point(b"a"), KeyRange::new(b"b", b"bcd").unwrap(), KeyRange::point(b""));
+        let mut arena = BytesMut::with_capacity(4);
+        for ranges in [&[a, b][..], &[], &[b, c, a], &[c]] {
+            let ranges = ranges.iter().copied();
+            let shared = Ranges::in_arena(&mut arena, ranges.clone());
+            assert_eq!(shared, Ranges::from_ranges(ranges.clone()));
+            assert!(shared.iter().eq(ranges) && arena.is_empty());
+        }
     }
 
     fn key() -> impl Strategy<Value = Vec<u8>> {

@@ -175,7 +175,23 @@ impl Record {
 /// # Errors
 /// [`RecordError`] at the first record that does not fit the layout.
 pub fn decode_records(bytes: &Bytes) -> Result<Vec<Record>, RecordError> {
-    split_records(bytes)?.into_iter().map(|(at, body)| Record::decode(body, at)).collect()
+    records(bytes).collect()
+}
+
+/// Cuts encoded records apart one after the other; nothing is behind the first error.
+pub fn records(bytes: &Bytes) -> impl Iterator<Item = Result<Record, RecordError>> + '_ {
+    let mut at = 0;
+    core::iter::from_fn(move || {
+        let cut = (at < bytes.len()).then(|| next_record(bytes, at))?;
+        let record = cut.and_then(|(body, end)| {
+            let start = core::mem::replace(&mut at, end);
+            Record::decode(body, start)
+        });
+        if record.is_err() {
+            at = bytes.len();
+        }
+        Some(record)
+    })
 }
 
 /// Checks the frame of encoded records without building them, and counts them.
@@ -183,30 +199,19 @@ pub fn decode_records(bytes: &Bytes) -> Result<Vec<Record>, RecordError> {
 /// # Errors
 /// [`RecordError`] at the first record that does not fit the layout.
 pub fn count_records(bytes: &Bytes) -> Result<u32, RecordError> {
-    let mut count = 0;
-    for (at, body) in split_records(bytes)? {
-        Record::decode(body, at)?;
-        count += 1;
-    }
-    Ok(count)
+    records(bytes).try_fold(0, |count, record| record.map(|_| count + 1))
 }
 
-fn split_records(bytes: &Bytes) -> Result<Vec<(usize, Bytes)>, RecordError> {
-    let (mut at, mut bodies) = (0, Vec::new());
-    while at < bytes.len() {
-        let Some(mut head) = bytes.get(at..at + LENGTH_BYTES) else {
-            return Err(RecordError { at, what: "the length is cut off" });
-        };
-        let (start, length) = (at + LENGTH_BYTES, head.get_u32_le() as usize);
-        match start.checked_add(length) {
-            Some(end) if end <= bytes.len() => {
-                bodies.push((at, bytes.slice(start..end)));
-                at = end;
-            }
-            _ => return Err(RecordError { at, what: "the record is cut off" }),
-        }
+/// The body of the record at `at`, and where the next one begins.
+fn next_record(bytes: &Bytes, at: usize) -> Result<(Bytes, usize), RecordError> {
+    let Some(mut head) = bytes.get(at..at + LENGTH_BYTES) else {
+        return Err(RecordError { at, what: "the length is cut off" });
+    };
+    let (start, length) = (at + LENGTH_BYTES, head.get_u32_le() as usize);
+    match start.checked_add(length) {
+        Some(end) if end <= bytes.len() => Ok((bytes.slice(start..end), end)),
+        _ => Err(RecordError { at, what: "the record is cut off" }),
     }
-    Ok(bodies)
 }
 
 /// One transaction's records in a block.
@@ -317,8 +322,16 @@ mod tests {
             records.iter().for_each(|record| record.encode(&mut out));
             let bytes = out.freeze();
             let cut = cut.index(bytes.len());
-            if let Ok(found) = decode_records(&bytes.slice(..cut)) {
+            let cut = bytes.slice(..cut);
+            if let Ok(found) = decode_records(&cut) {
                 prop_assert!(found.len() < records.len());
+            }
+            // One by one, what is whole comes first, and nothing behind the first error.
+            let found: Vec<_> = super::records(&cut).collect();
+            let whole = found.iter().take_while(|record| record.is_ok()).count();
+            prop_assert!(found.len() - whole <= 1);
+            for (record, expected) in found.into_iter().zip(&records).take(whole) {
+                prop_assert_eq!(&record.unwrap(), expected);
             }
         }
 

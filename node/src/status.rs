@@ -199,6 +199,7 @@ impl Node {
                 "segment": status.scrub.segment.map(|segment| segment.0),
                 "last": status.scrub.last.map(|pass| pass_value(now, &pass)),
             },
+            "read_ahead_bytes": status.read_ahead_bytes,
             "waiting_for": status.waits,
         })
     }

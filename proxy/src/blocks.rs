@@ -26,6 +26,9 @@ use common::record::{Record, SECTION_HEADER_BYTES, Section};
 
 use crate::batch::Transaction;
 
+/// What the record of an id takes with its parts, as a rule, bytes.
+const ID_BYTES_USUAL: usize = 128;
+
 /// A section on its way into a block.
 struct Piece {
     index: u16,
@@ -38,31 +41,34 @@ struct Piece {
 pub(crate) fn assemble(transactions: &mut [Transaction]) -> Vec<(PushBlock, Bytes)> {
     let mut streams: BTreeMap<StreamId, Vec<Piece>> = BTreeMap::new();
     let mut counts: BTreeMap<StreamId, u32> = BTreeMap::new();
+    // The records of ids and their parts, one behind the other: they share one piece of memory.
+    let mut ids = BytesMut::with_capacity(transactions.len() * ID_BYTES_USUAL);
     for (transaction, index) in transactions.iter_mut().zip(0_u16..) {
         let payload = core::mem::take(&mut transaction.request.payload);
         if transaction.failed.is_some() {
             continue;
         }
-        let (mut start, mut id_value) = (0, BytesMut::new());
+        let mut start = 0;
         for section in &transaction.request.sections {
             let bytes = section.bytes as usize;
             let records = payload.slice(start, bytes).expect("the door has checked the sections");
             start += bytes;
             let count = counts.entry(section.stream).or_default();
             transaction.ordinals.push(*count);
-            id_value.put_u64_le(section.stream.0);
-            id_value.put_u32_le(*count);
-            id_value.put_u32_le(section.record_count);
+            ids.put_u64_le(section.stream.0);
+            ids.put_u32_le(*count);
+            ids.put_u32_le(section.record_count);
             *count = count.checked_add(section.record_count).expect("fewer than 2^32 records");
             let piece = Piece { index, record_count: section.record_count, records };
             streams.entry(section.stream).or_default().push(piece);
         }
         assert_eq!(start, payload.len(), "the sections of {index} are its payload");
+        let value = ids.split().freeze();
         if let (Some(id), CommitKind::User) = (transaction.request.id, transaction.request.kind) {
-            let mut records = BytesMut::new();
-            let key = Bytes::copy_from_slice(&id.0);
-            Record::put(key, id_value.freeze()).encode(&mut records);
-            let piece = Piece { index, record_count: 1, records: records.freeze() };
+            ids.put_slice(&id.0);
+            let key = ids.split().freeze();
+            Record::put(key, value).encode(&mut ids);
+            let piece = Piece { index, record_count: 1, records: ids.split().freeze() };
             streams.entry(StreamId::IDS).or_default().push(piece);
         }
     }

@@ -16,6 +16,7 @@
 //! says yes, no earlier commit of the lane failed, and nothing conflicts that a resolver has left to the
 //! proxy: see `settle`.
 
+use bytes::BytesMut;
 use common::message::{
     CommitOutcome, EpochPlan, Resolve, ResolveTransaction, Resolved, Settlement, Verdict,
 };
@@ -92,12 +93,14 @@ impl Proxy {
         let Pair { previous, version, .. } = batch.pair.expect("the batch has its version");
         assert!(answered < version, "{answered} is behind {version}");
         let share = Share::of(&self.plan, resolver);
+        let mut arena = BytesMut::with_capacity(batch.transactions.len() * ARENA_BYTES_USUAL);
+        let transactions = batch.transactions.iter();
         let message = Resolve {
             previous_version: previous,
             version,
             answered,
             settlements,
-            transactions: batch.transactions.iter().map(|one| share.transaction(one)).collect(),
+            transactions: transactions.map(|one| share.transaction(&mut arena, one)).collect(),
         };
         cx.send(self.plan.resolvers[resolver].resolver, self.plan.epoch, message);
     }
@@ -267,15 +270,15 @@ impl<'a> Share<'a> {
 
     /// What the resolver sees of a transaction. One that has failed already has no ranges, only a place in
     /// the batch.
-    fn transaction(self, transaction: &Transaction) -> ResolveTransaction {
+    fn transaction(self, arena: &mut BytesMut, transaction: &Transaction) -> ResolveTransaction {
         let request = &transaction.request;
         let (mut reads, mut writes) = (Ranges::default(), Ranges::default());
         let mut is_final = true;
         if transaction.failed.is_none() {
             let keys = system_keys(transaction);
             let (all_reads, all_writes);
-            (reads, all_reads) = self.clip(&request.reads, &keys);
-            (writes, all_writes) = self.clip(&request.writes, &keys);
+            (reads, all_reads) = self.clip(arena, &request.reads, &keys);
+            (writes, all_writes) = self.clip(arena, &request.writes, &keys);
             // Nobody else has a part of it, or all of it is here.
             is_final = self.is_alone()
                 || (request.lane.is_none() && [all_reads, all_writes] == [Part::All; 2]);
@@ -302,9 +305,9 @@ impl<'a> Share<'a> {
     }
 
     /// The part of `ranges` and `keys` that lies inside.
-    fn clip(self, ranges: &Ranges, keys: &[Vec<u8>]) -> (Ranges, Part) {
+    fn clip(self, arena: &mut BytesMut, ranges: &Ranges, keys: &[Vec<u8>]) -> (Ranges, Part) {
         if self.is_alone() {
-            return (with_keys(ranges, keys), Part::All);
+            return (with_keys_in(arena, ranges, keys), Part::All);
         }
         let mut part = Part::All;
         let keys = keys.iter().map(|key| KeyRange::point(key));
@@ -315,10 +318,13 @@ impl<'a> Share<'a> {
             }
             piece
         });
-        let pieces = Ranges::from_ranges(pieces);
+        let pieces = Ranges::in_arena(arena, pieces);
         (pieces, part)
     }
 }
+
+/// What the keys of a transaction take, as a rule, bytes.
+const ARENA_BYTES_USUAL: usize = 128;
 
 /// How much of something lies in a share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -333,7 +339,14 @@ fn with_keys(ranges: &Ranges, keys: &[Vec<u8>]) -> Ranges {
     if keys.is_empty() {
         return ranges.clone();
     }
-    ranges.iter().chain(keys.iter().map(|key| KeyRange::point(key))).collect()
+    with_keys_in(&mut BytesMut::new(), ranges, keys)
+}
+
+fn with_keys_in(arena: &mut BytesMut, ranges: &Ranges, keys: &[Vec<u8>]) -> Ranges {
+    if keys.is_empty() {
+        return ranges.clone();
+    }
+    Ranges::in_arena(arena, ranges.iter().chain(keys.iter().map(|key| KeyRange::point(key))))
 }
 
 /// The keys that the system adds as reads and writes: the id first, then the streams that are created.
@@ -363,8 +376,11 @@ mod tests {
         let (low_share, high_share) =
             (Share { begin: b"", end: Some(b"g") }, Share { begin: b"g", end: None });
         let (low_indexes, high_indexes) = (low_share.indexes(&ranges), high_share.indexes(&ranges));
-        let (low, low_part) = low_share.clip(&ranges, &[]);
-        let (high, high_part) = high_share.clip(&ranges, &[]);
+        let clip = |share: Share<'_>, ranges: &Ranges, keys: &[Vec<u8>]| {
+            share.clip(&mut BytesMut::new(), ranges, keys)
+        };
+        let (low, low_part) = clip(low_share, &ranges, &[]);
+        let (high, high_part) = clip(high_share, &ranges, &[]);
         assert_eq!((low_part, high_part), (Part::Some, Part::Some));
         assert_eq!(low_indexes, [0, 1, 4]);
         assert_eq!(high_indexes, [1, 2, 3, 5]);
@@ -373,10 +389,10 @@ mod tests {
         let high: Vec<_> = high.iter().map(|range| range.begin).collect();
         assert_eq!(high, [&b"g"[..], b"g", b"h", b"z"]);
         let keys = [b"id".to_vec()];
-        assert_eq!(low_share.clip(&Ranges::default(), &keys), (Ranges::default(), Part::Some));
+        assert_eq!(clip(low_share, &Ranges::default(), &keys), (Ranges::default(), Part::Some));
         let point = Ranges::from_ranges([KeyRange::point(b"h")]);
-        assert_eq!(high_share.clip(&point, &[]), (point.clone(), Part::All));
+        assert_eq!(clip(high_share, &point, &[]), (point.clone(), Part::All));
         let both = Ranges::from_ranges([KeyRange::point(b"h"), KeyRange::point(b"id")]);
-        assert_eq!(high_share.clip(&point, &keys), (both, Part::All));
+        assert_eq!(clip(high_share, &point, &keys), (both, Part::All));
     }
 }

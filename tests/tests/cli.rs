@@ -112,17 +112,52 @@ fn check_benches(node: &Node) {
             assert!(run[field].as_f64().unwrap() > 0.0, "{field} of {run}");
         }
     }
+    let costs = &runs[1]["costs"];
+    let [groups, flushes, writes] = ["commit_groups", "flushes", "kernel_writes"]
+        .map(|field| costs[field].as_u64().unwrap_or_else(|| panic!("{field} of {costs}")));
+    // One group may be on its way when either sample is taken.
+    assert!(groups > 0 && flushes.abs_diff(groups) <= 1 && writes >= flushes, "{costs}");
+    for field in ["node_cpu_s", "client_cpu_s", "bytes_per_group", "commits_per_group"] {
+        assert!(costs[field].as_f64().unwrap() > 0.0, "{field} of {costs}");
+    }
+    let batch = ["bench", "batch", "--records", "10", "--size", "64"];
+    let runs = node.cli(&[&batch[..], &bench[..]].concat()).json();
+    let rates = |run: &Value| (run["acks_per_s"].as_f64(), run["records_per_s"].as_f64());
+    let (Some(acks), Some(records)) = rates(&runs[1]) else { panic!("rates of {}", runs[1]) };
+    assert!(acks > 0.0 && (records / acks - 10.0).abs() < 1.0, "{}", runs[1]);
     let runs = node.cli(&[&["bench", "txn", "--keys", "100"], &bench[..]].concat()).json();
     assert_eq!(runs.len(), 2);
-    assert!(node.cli(&["bench", "pull", "--bytes", "200000"]).one_json().is_object());
+    check_open_loop(node);
+    let pulled = node.cli(&["bench", "pull", "--bytes", "200000", "--streams", "4"]).one_json();
+    assert_eq!(pulled["records"], 200_000_u64.div_ceil(512).div_ceil(4));
+    let restart = node.try_cli(&["bench", "pull", "--bytes", "1000", "--cold"]);
+    assert!(restart.with_code(2).stderr.contains("of the bench's own"));
 }
 
-/// Offline verbs, on the directory of a node that has stopped.
+/// Every record of an open loop is committed and consumed, and is known to the consumer no earlier.
+fn check_open_loop(node: &Node) {
+    let tail = ["bench", "tail", "--rate", "50", "--duration", "1", "--warm-up-seconds", "1"];
+    let run = node.cli(&tail).one_json();
+    assert_eq!((&run["rate"], &run["records"]), (&50.into(), &50.into()));
+    for side in ["commit", "consumer"] {
+        let [p50, p99, max] = ["p50_us", "p99_us", "max_us"].map(|name| run[side][name].as_u64());
+        assert!(Some(0) < p50 && p50 <= p99 && p99 <= max, "{side} of {run}");
+    }
+}
+
+/// Offline verbs, on the directory of a node that runs, and then of one that has stopped.
 fn check_inspect(node: Node) {
     let directory = node.directory().to_str().unwrap().to_owned();
+    check_log(&directory);
     node.stop();
+    check_log(&directory);
+    let inspect = millrace(&["inspect", "register", "-o", "json", &directory]);
+    assert_eq!(inspect.with_code(0).one_json()["epoch"], 1);
+}
+
+fn check_log(directory: &str) {
     let inspect = |args: &[&str]| {
-        let ended = millrace(&[&["inspect"], args, &["-o", "json", &directory]].concat());
+        let ended = millrace(&[&["inspect"], args, &["-o", "json", directory]].concat());
         assert_eq!(ended.stderr, "", "{args:?}");
         ended.with_code(0).json()
     };
@@ -133,7 +168,22 @@ fn check_inspect(node: Node) {
     let records = inspect(&["records", "--stream", "16"]);
     assert_eq!(records.last().unwrap()["value"], "two");
     assert_eq!(inspect(&["verify"])[0]["findings"], 0);
-    assert_eq!(inspect(&["register"])[0]["epoch"], 1);
+    let streams = inspect(&["streams"]);
+    let orders = streams.iter().find(|stream| stream["name"] == "orders").unwrap();
+    assert_eq!((&orders["stream"], &orders["records"]), (&16.into(), &2.into()));
+    assert_eq!((&orders["first_offset"], &orders["next_offset"]), (&0.into(), &2.into()));
+    let live = orders["live_ratio"].as_f64().unwrap();
+    assert!(0.0 < live && live < 1.0, "one of two records is trimmed: {orders}");
+    let by_name = inspect(&["dump", "--stream", "orders", "--from-offset", "1"]);
+    assert_eq!(by_name, records[1..]);
+    let hex = inspect(&["dump", "--stream", "s16", "--decoder", "hex", "--limit", "1"]);
+    assert_eq!((hex.len(), &hex[0]["value"], &hex[0]["key"]), (1, &"6f6e65".into(), &"6b".into()));
+    let all = inspect(&["dump", "--decoder", "json"]);
+    let count = |stream: &Value| stream["records"].as_u64().unwrap();
+    assert_eq!(all.len() as u64, streams.iter().map(count).sum::<u64>());
+    assert!(all.iter().any(|record| record["value"].is_object()), "rows are JSON");
+    let unknown = millrace(&["inspect", "dump", "--stream", "no-such", directory]).with_code(3);
+    assert!(unknown.stderr.contains("unknown_stream"), "{}", unknown.stderr);
 }
 
 #[test]

@@ -83,6 +83,22 @@ pub struct DriverStats {
     pub bytes_written: u64,
     /// Requests to read.
     pub reads: u64,
+    /// Bytes that they asked for and got.
+    pub bytes_read: u64,
+    /// The part of the log lane: what commits cost.
+    pub log: LogLaneStats,
+}
+
+/// What the log lane has done since the driver was opened. Zero-filling and whatever else is done in the
+/// background is not in it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LogLaneStats {
+    /// Barriers.
+    pub flushes: u64,
+    /// Writes to the kernel: a request of neighbours' bytes is one of at most 1 MiB.
+    pub kernel_writes: u64,
+    /// Bytes written by them, the padding included.
+    pub bytes_written: u64,
 }
 
 /// [`DriverStats`] as they grow.
@@ -92,6 +108,10 @@ pub(super) struct Counters {
     writes: AtomicU64,
     bytes_written: AtomicU64,
     reads: AtomicU64,
+    bytes_read: AtomicU64,
+    log_flushes: AtomicU64,
+    log_kernel_writes: AtomicU64,
+    log_bytes_written: AtomicU64,
 }
 
 impl Counters {
@@ -101,8 +121,16 @@ impl Counters {
         self.flushes.fetch_add(u64::from(durable), Ordering::Relaxed);
     }
 
-    pub(super) fn count_read(&self) {
+    /// A group of the log lane, beside [`Counters::count_writes`].
+    pub(super) fn count_group(&self, kernel_writes: u64, bytes: u64, durable: bool) {
+        self.log_kernel_writes.fetch_add(kernel_writes, Ordering::Relaxed);
+        self.log_bytes_written.fetch_add(bytes, Ordering::Relaxed);
+        self.log_flushes.fetch_add(u64::from(durable), Ordering::Relaxed);
+    }
+
+    pub(super) fn count_read(&self, bytes: u64) {
         self.reads.fetch_add(1, Ordering::Relaxed);
+        self.bytes_read.fetch_add(bytes, Ordering::Relaxed);
     }
 }
 
@@ -242,6 +270,12 @@ impl Driver {
             writes: counters.writes.load(Ordering::Relaxed),
             bytes_written: counters.bytes_written.load(Ordering::Relaxed),
             reads: counters.reads.load(Ordering::Relaxed),
+            bytes_read: counters.bytes_read.load(Ordering::Relaxed),
+            log: LogLaneStats {
+                flushes: counters.log_flushes.load(Ordering::Relaxed),
+                kernel_writes: counters.log_kernel_writes.load(Ordering::Relaxed),
+                bytes_written: counters.log_bytes_written.load(Ordering::Relaxed),
+            },
         }
     }
 

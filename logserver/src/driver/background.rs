@@ -53,8 +53,9 @@ fn read_one(shared: &Shared, request: &DiskRequest) -> Result<DiskOutput, DiskEr
     let DiskOp::Read { file, offset, bytes } = request.op else {
         unreachable!("only reads are queued as reads")
     };
-    shared.counters.count_read();
-    plain::read(&shared.directory, file, offset, bytes).map(DiskOutput::Data)
+    let data = plain::read(&shared.directory, file, offset, bytes)?;
+    shared.counters.count_read(data.len() as u64);
+    Ok(DiskOutput::Data(data))
 }
 
 fn write_one(

@@ -125,13 +125,13 @@ impl Engine {
         }
     }
 
-    /// Writes a group; with `dsync` each write is its own barrier.
+    /// Writes a group; with `dsync` each write is its own barrier. How many writes the kernel got.
     pub(super) fn write(
         &mut self,
         handle: &Handle,
         writes: &[Write],
         dsync: bool,
-    ) -> io::Result<()> {
+    ) -> io::Result<u64> {
         match self {
             Self::Ring(ring) => ring.write(handle, writes, dsync),
             Self::Plain(staging) => plain::write(staging, handle, writes, dsync),

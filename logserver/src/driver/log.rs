@@ -17,6 +17,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
+use bytes::Bytes;
 use common::disk::{DiskCompletion, DiskError, DiskOp, DiskOutput, DiskRequest, File};
 
 use super::api::Shared;
@@ -142,7 +143,8 @@ impl LogThread {
         let directory = &self.shared.directory;
         let alone = self.barrier == Barrier::Dsync && group.is_one_run() && !handle.is_dirty();
         let dsync = group.durable && alone;
-        self.engine
+        let kernel_writes = self
+            .engine
             .write(handle, &group.writes, dsync)
             .map_err(|error| directory.fail("write", file, error))?;
         if dsync {
@@ -155,6 +157,7 @@ impl LogThread {
         }
         let bytes = group.writes.iter().map(Write::padded_bytes).sum();
         self.shared.counters.count_writes(group.writes.len() as u64, bytes, group.durable);
+        self.shared.counters.count_group(kernel_writes, bytes, group.durable);
         Ok(())
     }
 
@@ -175,9 +178,9 @@ impl LogThread {
         let DiskRequest { id, op: DiskOp::Read { file, offset, bytes }, .. } = request else {
             unreachable!("only reads are queued as reads")
         };
-        self.shared.counters.count_read();
         let Engine::Ring(ring) = &mut self.engine else {
             let result = plain::read(&self.shared.directory, file, offset, bytes);
+            self.shared.counters.count_read(result.as_ref().map_or(0, Bytes::len) as u64);
             return self.done.push(DiskCompletion { id, result: result.map(DiskOutput::Data) });
         };
         let admitted = self.shared.directory.handle(file).and_then(|handle| {
@@ -186,9 +189,10 @@ impl LogThread {
         });
         let result = match admitted {
             Ok((handle, wanted)) if wanted > 0 => {
+                self.shared.counters.count_read(wanted as u64);
                 return ring.start_read(ReadJob::new(id, file, handle, offset, wanted));
             }
-            Ok(_) => Ok(DiskOutput::Data(bytes::Bytes::new())),
+            Ok(_) => Ok(DiskOutput::Data(Bytes::new())),
             Err(error) => Err(error),
         };
         self.done.push(DiskCompletion { id, result });
@@ -280,7 +284,6 @@ mod tests {
     use super::super::api::Options;
     use super::super::directory::Directory;
     use super::*;
-    use bytes::Bytes;
     use common::disk::{DiskOpId, Lane, PAGE_BYTES};
 
     fn write(id: u64, file: File, page: u64, pages: u64, durable: bool) -> DiskRequest {

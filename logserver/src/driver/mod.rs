@@ -71,7 +71,9 @@ mod staging;
 mod tests;
 
 #[cfg(not(loom))]
-pub use api::{Driver, DriverStats, OUTSTANDING_MAX, OpenError, Options, SubmitError, Waker};
+pub use api::{
+    Driver, DriverStats, LogLaneStats, OUTSTANDING_MAX, OpenError, Options, SubmitError, Waker,
+};
 #[cfg(not(loom))]
 pub use engine::{Barrier, DriverInfo, EngineKind, ProbeResult};
 #[cfg(not(loom))]

@@ -9,20 +9,22 @@ use rustix::io::ReadWriteFlags;
 use super::directory::{Directory, Handle, io_error};
 use super::staging::{Feed, Pages, RUN_BYTES_MAX, Staging, Write};
 
-/// Writes a group, one run after the other; with `dsync` each is its own barrier.
+/// Writes a group, one run after the other; with `dsync` each is its own barrier. How many writes it took.
 pub(super) fn write(
     staging: &mut Staging,
     handle: &Handle,
     writes: &[Write],
     dsync: bool,
-) -> io::Result<()> {
+) -> io::Result<u64> {
     let flags = if dsync { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
     let mut feed = Feed::new(writes);
+    let mut kernel_writes = 0;
     while feed.fill(staging) {
         for &run in staging.runs() {
             let (mut bytes, mut offset) = (staging.run_bytes(run), run.offset);
             while !bytes.is_empty() {
                 let slices = [IoSlice::new(bytes)];
+                kernel_writes += 1;
                 match rustix::io::retry_on_intr(|| {
                     rustix::io::pwritev2(handle, &slices, offset, flags)
                 })? {
@@ -32,7 +34,7 @@ pub(super) fn write(
             }
         }
     }
-    Ok(())
+    Ok(kernel_writes)
 }
 
 /// Reads what there is of `bytes` at `offset`.

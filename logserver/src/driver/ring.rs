@@ -185,18 +185,20 @@ impl Ring {
     }
 
     /// Writes a group and returns when all of it has been written; with `dsync` each write is its own
-    /// barrier.
+    /// barrier. How many writes the kernel got.
     pub(super) fn write(
         &mut self,
         handle: &Handle,
         writes: &[Write],
         dsync: bool,
-    ) -> io::Result<()> {
+    ) -> io::Result<u64> {
         assert!(!self.broken, "a write after the ring has failed");
         let fd = handle.as_fd().as_raw_fd();
         let mut feed = Feed::new(writes);
+        let mut kernel_writes = 0;
         while feed.fill(&mut self.staging) {
             self.push_runs(fd, dsync);
+            kernel_writes += self.writes_outstanding as u64;
             while self.writes_outstanding > 0 {
                 self.enter(1).inspect_err(|_| self.broken = true)?;
                 self.reap();
@@ -205,7 +207,7 @@ impl Ring {
                 return Err(error);
             }
         }
-        Ok(())
+        Ok(kernel_writes)
     }
 
     /// Whether a read may be started.

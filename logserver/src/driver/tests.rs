@@ -166,15 +166,29 @@ fn statistics_count_requests_bytes_and_barriers() {
             call(&mut disk, page_write(page, page != 3)).unwrap();
         }
         call(&mut disk, DiskOp::Read { file: SEGMENT, offset: 0, bytes: PAGE_BYTES }).unwrap();
-        let expected =
-            DriverStats { flushes: 3, writes: 4, bytes_written: 4 * PAGE_BYTES, reads: 1 };
+        let bytes_written = 4 * PAGE_BYTES;
+        let log = LogLaneStats { flushes: 3, kernel_writes: 4, bytes_written };
+        let expected = DriverStats {
+            flushes: 3,
+            writes: 4,
+            bytes_written,
+            reads: 1,
+            bytes_read: PAGE_BYTES,
+            log,
+        };
         assert_eq!(disk.driver().stats(), expected);
+        let background = page_write(9, true);
+        disk.submit(request(99, Lane::Background, background));
+        assert_eq!(disk.wait().result, Ok(DiskOutput::Done));
+        assert_eq!(disk.driver().stats().log, log, "zero-filling is no part of the log lane");
         for page in 0..32 {
             disk.submit(request(page, Lane::Log, page_write(page, true)));
         }
         (0..32).for_each(|_| assert_eq!(disk.wait().result, Ok(DiskOutput::Done)));
-        let flushes = disk.driver().stats().flushes - 3;
+        let flushes = disk.driver().stats().log.flushes - log.flushes;
         assert!((1..=32).contains(&flushes), "{flushes} flushes for 32 durable writes");
+        let kernel_writes = disk.driver().stats().log.kernel_writes - log.kernel_writes;
+        assert_eq!(kernel_writes, flushes, "neighbours are one write");
     }
 }
 

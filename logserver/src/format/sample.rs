@@ -229,10 +229,15 @@ fn footer_entries(built: &Built) -> Vec<FooterEntry> {
 
 /// A body that is one transaction's section of `values.len()` appended records.
 pub(crate) fn section(index: u16, values: &[&'static str]) -> Vec<u8> {
-    let mut records = BytesMut::new();
-    values.iter().for_each(|value| Record::append(*value).encode(&mut records));
-    let header = Section::header(index, values.len() as u32, records.len());
-    [&header[..], &records].concat()
+    section_of(index, &values.iter().map(|value| Record::append(*value)).collect::<Vec<_>>())
+}
+
+/// A section of these records.
+pub(crate) fn section_of(index: u16, records: &[Record]) -> Vec<u8> {
+    let mut encoded = BytesMut::new();
+    records.iter().for_each(|record| record.encode(&mut encoded));
+    let header = Section::header(index, records.len() as u32, encoded.len());
+    [&header[..], &encoded].concat()
 }
 
 fn record_count(body: &[u8]) -> u32 {

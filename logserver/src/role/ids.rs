@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use common::message::{FindId, FoundId, FoundSection, IdFound};
-use common::record::{decode_records, sections};
+use common::record::{Record, records, sections};
 use common::{
     Code, Cx, Endpoint, IdempotencyId, Note, Plant, Position, RequestId, StreamId, Time, Version,
     WallTime,
@@ -78,15 +78,12 @@ impl Ids {
         commit_time: WallTime,
         body: &Bytes,
     ) {
-        let found = match parse_block(version, commit_time, body) {
-            Ok(found) => found,
-            Err(what) => {
-                self.forgotten_through = self.forgotten_through.max(version);
-                let detail = format!("the block of ids at {version}: {what}");
-                return cx.note(Note::Warning { code: "bad_ids", detail });
-            }
-        };
-        let ids: Vec<IdempotencyId> = found.iter().map(|(id, _)| *id).collect();
+        let mut ids = Vec::new();
+        if let Err(what) = parse_block(body, |_, id, _| ids.push(id)) {
+            self.forgotten_through = self.forgotten_through.max(version);
+            let detail = format!("the block of ids at {version}: {what}");
+            return cx.note(Note::Warning { code: "bad_ids", detail });
+        }
         self.known.enter(version, commit_time, body, &ids);
         while self.known.len() as u64 > cx.knobs.ids_max {
             self.forget_first();
@@ -101,9 +98,21 @@ impl Ids {
     /// The transaction of that id at or below `through`.
     fn find(&self, id: IdempotencyId, through: Version) -> Option<Entry> {
         let block = self.known.find(id, through)?;
-        let found = parse_block(block.version, block.commit_time, &block.body);
-        let found = found.expect("it was parsed when it was entered");
-        found.into_iter().rfind(|(of, _)| *of == id).map(|(_, entry)| entry)
+        let mut found = None;
+        let parsed = parse_block(&block.body, |index, of, value| {
+            if of == id {
+                found = Some((index, value));
+            }
+        });
+        parsed.expect("it was parsed when it was entered");
+        let (index, mut value) = found?;
+        let mut sections = Vec::with_capacity(value.len() / SECTION_BYTES);
+        while value.has_remaining() {
+            let (stream, ordinal, _) = (value.get_u64_le(), value.get_u32_le(), value.get_u32_le());
+            sections.push((StreamId(stream), ordinal));
+        }
+        let position = Position { version: block.version, index };
+        Some(Entry { position, commit_time: block.commit_time, sections })
     }
 
     /// Versions above `version` are no part of history.
@@ -233,29 +242,22 @@ impl LogServer {
     }
 }
 
+/// Visits the ids of a block with the index and the value of each; all of them have been checked or none is
+/// of use.
 fn parse_block(
-    version: Version,
-    commit_time: WallTime,
     body: &Bytes,
-) -> Result<Vec<(IdempotencyId, Entry)>, String> {
-    let mut found = Vec::new();
+    mut visit: impl FnMut(u16, IdempotencyId, Bytes),
+) -> Result<(), String> {
     for section in sections(body).map_err(|error| error.to_string())? {
-        let position = Position { version, index: section.index };
-        for record in decode_records(&section.records).map_err(|error| error.to_string())? {
-            let id = <[u8; 16]>::try_from(&record.key[..])
-                .map_err(|_| format!("an id of {} bytes", record.key.len()))?;
-            let mut value = record.value;
+        for record in records(&section.records) {
+            let Record { key, value, .. } = record.map_err(|error| error.to_string())?;
+            let id = <[u8; 16]>::try_from(&key[..])
+                .map_err(|_| format!("an id of {} bytes", key.len()))?;
             if !value.len().is_multiple_of(SECTION_BYTES) {
                 return Err(format!("a value of {} bytes", value.len()));
             }
-            let mut parts = Vec::with_capacity(value.len() / SECTION_BYTES);
-            while value.has_remaining() {
-                let (stream, ordinal, _) =
-                    (value.get_u64_le(), value.get_u32_le(), value.get_u32_le());
-                parts.push((StreamId(stream), ordinal));
-            }
-            found.push((IdempotencyId(id), Entry { position, commit_time, sections: parts }));
+            visit(section.index, IdempotencyId(id), value);
         }
     }
-    Ok(found)
+    Ok(())
 }

@@ -30,6 +30,7 @@
 //! ```
 //! `known committed <= durable` is what honest proxies say; the minimum is taken all the same.
 
+mod ahead;
 mod catch_up;
 mod copy;
 mod epoch;

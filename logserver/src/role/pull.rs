@@ -3,6 +3,7 @@
 //! ```text
 //! Pull --> trimmed? refuse
 //!      --> something new --> all in the tail: answer
+//!      |                 |-> read ahead of it: answer (see `ahead`)
 //!      |                 `-> else read, then answer
 //!      `-> nothing new   --> wait for a stream of it; for the version that it wants to know of, or the
 //!                            deadline: a progress mark
@@ -19,13 +20,14 @@ use bytes::Bytes;
 use common::message::{Pull, Pulled, PulledBlock, PulledVersion};
 use common::{Code, Cx, Endpoint, Mark, Note, Payload, Peer, Plant, StreamId, Time, Version};
 
+use super::ahead::Ahead;
 use super::mend::Finder;
 use super::{LogServer, PULLS};
 use crate::log::index::BlockRef;
 use crate::log::{Log, ReadFailure, ReadId};
 
 /// Pulls that read at once; the others wait for their turn.
-const READING_MAX: usize = 32;
+pub(super) const READING_MAX: usize = 32;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct PullId(u64);
@@ -40,10 +42,22 @@ struct Waiting {
 
 /// An answer that waits for bodies off the disk.
 #[derive(Clone, Debug)]
-struct Reading {
-    from: Endpoint,
-    pull: Pull,
-    answer: Gathered,
+pub(super) struct Reading {
+    pub(super) from: Endpoint,
+    pub(super) pull: Pull,
+    pub(super) answer: Gathered,
+    pub(super) wanted: Wanted,
+}
+
+/// Who waits for a read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Wanted {
+    /// The consumer, which has asked.
+    Now,
+    /// Nobody yet.
+    Ahead,
+    /// Nobody any more.
+    Never,
 }
 
 /// What an answer will consist of.
@@ -55,6 +69,11 @@ pub(super) struct Gathered {
 }
 
 impl Gathered {
+    /// Bytes of the bodies.
+    pub(super) fn bytes(&self) -> u64 {
+        self.blocks.iter().map(|(_, block)| u64::from(block.bytes)).sum()
+    }
+
     /// What was read, by the block that it belongs to.
     pub(super) fn bodies(&self, read: Vec<Bytes>) -> BTreeMap<(StreamId, Version), Bytes> {
         let keys = self.blocks.iter().map(|(stream, block)| (*stream, block.version));
@@ -86,7 +105,8 @@ pub(super) struct Pulls {
     wants: BTreeSet<(Version, PullId)>,
     /// Have something new, and wait until they may read.
     queued: VecDeque<(Endpoint, Pull)>,
-    reading: BTreeMap<ReadId, Reading>,
+    pub(super) reading: BTreeMap<ReadId, Reading>,
+    pub(super) ahead: Ahead,
     /// Accepted versions that are not visible yet, with their streams.
     expected: VecDeque<(Version, Vec<StreamId>)>,
     /// More than what is expected may have become visible.
@@ -96,7 +116,11 @@ pub(super) struct Pulls {
 
 impl Pulls {
     pub(super) fn count(&self) -> usize {
-        self.waiting.len() + self.queued.len() + self.reading.len()
+        self.waiting.len() + self.reading_count()
+    }
+
+    pub(super) fn has_queue(&self) -> bool {
+        !self.queued.is_empty()
     }
 
     pub(super) fn waiting_count(&self) -> usize {
@@ -104,7 +128,8 @@ impl Pulls {
     }
 
     pub(super) fn reading_count(&self) -> usize {
-        self.queued.len() + self.reading.len()
+        let asked = self.reading.values().filter(|reading| reading.wanted == Wanted::Now);
+        self.queued.len() + asked.count()
     }
 
     /// A version was accepted.
@@ -139,6 +164,10 @@ impl Pulls {
             self.take(id);
         }
         self.queued.retain(|(from, _)| from.peer() != peer);
+        self.ahead.forget(peer);
+        for reading in self.reading.values_mut().filter(|reading| reading.from.peer() == peer) {
+            reading.wanted = Wanted::Never;
+        }
     }
 
     fn insert(&mut self, from: Endpoint, pull: Pull, deadline: Time) {
@@ -219,6 +248,7 @@ impl Pulls {
         let pairs = self.expected.iter().zip(self.expected.iter().skip(1));
         assert!(pairs.into_iter().all(ascends), "I1: what is expected ascends");
         assert!(self.reading.len() <= READING_MAX, "{} pulls read", self.reading.len());
+        self.ahead.check();
     }
 }
 
@@ -257,7 +287,7 @@ impl LogServer {
         self.judge_trims(pull)
     }
 
-    fn judge_trims(&self, pull: &Pull) -> Result<(), (Code, String)> {
+    pub(super) fn judge_trims(&self, pull: &Pull) -> Result<(), (Code, String)> {
         for stream in &pull.streams {
             let trimmed = self.log.index().stream(*stream).map(|entry| entry.trimmed_through());
             if let Some(trimmed) = trimmed
@@ -280,8 +310,8 @@ impl LogServer {
         pull.streams.iter().any(|stream| news(stream) == Some(true))
     }
 
-    /// Answers with what there is, or reads what the tail does not have.
-    fn serve(&mut self, cx: &mut Cx<'_>, from: Endpoint, pull: Pull) {
+    /// What an answer to a pull will consist of.
+    pub(super) fn plan(&self, cx: &Cx<'_>, pull: &Pull) -> Gathered {
         let bytes_max = u64::from(pull.bytes_max).min(cx.knobs.pull_bytes_max);
         let limit = self.served_limit();
         let limit = if cx.planted(Plant::ServeUncommitted) { self.log.durable() } else { limit };
@@ -295,6 +325,13 @@ impl LogServer {
             pull.after,
             answer.through
         );
+        answer
+    }
+
+    /// Answers with what there is, or reads what the tail does not have.
+    fn serve(&mut self, cx: &mut Cx<'_>, from: Endpoint, pull: Pull) {
+        let Err(pull) = self.serve_ahead(cx, from, pull) else { return };
+        let answer = self.plan(cx, &pull);
         if self.has_in_tail(&answer) {
             if !answer.blocks.is_empty() {
                 cx.mark(Mark::PullFromTail);
@@ -307,10 +344,10 @@ impl LogServer {
         cx.mark(Mark::PullFromDisk);
         // Read whole versions: by the time the disk answers, the tail may have lost the rest.
         let id = self.log.read(cx, answer.blocks.clone());
-        self.pulls.reading.insert(id, Reading { from, pull, answer });
+        self.pulls.reading.insert(id, Reading { from, pull, answer, wanted: Wanted::Now });
     }
 
-    fn answer_pull(
+    pub(super) fn answer_pull(
         &self,
         cx: &mut Cx<'_>,
         from: Endpoint,
@@ -368,21 +405,26 @@ impl LogServer {
         id: ReadId,
         result: Result<Vec<Bytes>, Vec<ReadFailure>>,
     ) {
-        let Reading { from, pull, answer } =
+        let Reading { from, pull, answer, wanted } =
             self.pulls.reading.remove(&id).expect("only pulls read an open log");
-        match result {
-            Ok(bodies) => {
-                let bodies = answer.bodies(bodies);
+        match (result, wanted) {
+            (Ok(bodies), Wanted::Ahead) => self.keep_ahead(cx, from, pull, answer, bodies),
+            // Whoever asks for it will read it again, and hear what is wrong.
+            (_, Wanted::Never) | (Err(_), Wanted::Ahead) => {}
+            (Ok(bodies), Wanted::Now) => {
+                let (through, bodies) = (answer.through, answer.bodies(bodies));
                 self.answer_pull(cx, from, &pull, answer, &bodies);
+                self.read_ahead(cx, from, pull, through);
             }
-            Err(failures) => {
+            (Err(failures), Wanted::Now) => {
                 self.find_damage(cx, &failures, Finder::Pull);
                 let failure = &failures[0];
                 // What lies before the damage is served; the next pull ends at it.
                 match answer.before(failure.version) {
                     Some(answer) => {
                         let id = self.log.read(cx, answer.blocks.clone());
-                        self.pulls.reading.insert(id, Reading { from, pull, answer });
+                        let wanted = Wanted::Now;
+                        self.pulls.reading.insert(id, Reading { from, pull, answer, wanted });
                     }
                     None => self.hold_pull(cx, from, pull, failure),
                 }

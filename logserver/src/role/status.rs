@@ -62,6 +62,8 @@ pub struct LogStatus {
     pub mends: MendStatus,
     /// Reading the log through.
     pub scrub: ScrubStatus,
+    /// What was read ahead of consumers that catch up and is not asked for yet, bytes.
+    pub read_ahead_bytes: u64,
     /// What is being waited for, in words.
     pub waits: Vec<String>,
 }
@@ -100,6 +102,7 @@ impl LogServer {
             pulls_reading: self.pulls.reading_count() as u64,
             mends: self.mends.status(),
             scrub: self.scrub.status(),
+            read_ahead_bytes: self.pulls.ahead.bytes(),
             waits: self.waits(),
         }
     }

@@ -13,21 +13,27 @@ use super::register::REGISTER_VARIABLE;
 pub(crate) struct ChildNode {
     directory: PathBuf,
     address: String,
+    options: Vec<String>,
     child: Child,
 }
 
 impl ChildNode {
     /// Starts a node on a free port and waits until it serves.
     pub(crate) fn start(directory: &Path) -> Result<Self> {
-        let (child, address) = spawn(directory, "127.0.0.1:0")?;
-        Ok(Self { directory: directory.to_owned(), address, child })
+        Self::start_with(directory, Vec::new())
+    }
+
+    /// The same with further options of `serve`.
+    pub(crate) fn start_with(directory: &Path, options: Vec<String>) -> Result<Self> {
+        let (child, address) = spawn(directory, "127.0.0.1:0", &options)?;
+        Ok(Self { directory: directory.to_owned(), address, options, child })
     }
 
     /// Kills the node as a power switch would the process, and starts it again where it was.
     pub(crate) fn kill_and_restart(&mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait()?;
-        (self.child, self.address) = spawn(&self.directory, &self.address)?;
+        (self.child, self.address) = spawn(&self.directory, &self.address, &self.options)?;
         Ok(())
     }
 
@@ -49,10 +55,11 @@ impl Drop for ChildNode {
     }
 }
 
-fn spawn(directory: &Path, listen: &str) -> Result<(Child, String)> {
+fn spawn(directory: &Path, listen: &str, options: &[String]) -> Result<(Child, String)> {
     let mut child = Command::new(std::env::current_exe()?)
         .args(["serve", "-o", "json", "--listen", listen, "--dir"])
         .arg(directory)
+        .args(options)
         // Alone, whatever cluster the environment is for.
         .env_remove(REGISTER_VARIABLE)
         .stdin(Stdio::null())

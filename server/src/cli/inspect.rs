@@ -4,10 +4,10 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use common::record::Op;
 use common::register::{RegisterOp, RegisterOutcome, RegisterState};
-use common::{SegmentId, StreamId};
+use common::{Code, Refusal, SegmentId, StreamId};
 use logserver::format::inspect::{self, Seal, SegmentReport};
 use logserver::format::meta::MetaChoice;
 use logserver::format::scan::ScanEnd;
@@ -33,15 +33,17 @@ pub(crate) enum InspectVerb {
         #[arg(long)]
         segment: Option<u64>,
     },
-    /// The records of a stream.
-    #[command(after_help = "Example:\n  millrace inspect records ./data --stream 16")]
-    Records {
-        #[command(flatten)]
-        directory: Directory,
-        /// The stream's id.
-        #[arg(long)]
-        stream: u64,
-    },
+    /// The streams: names, offsets, versions, how much of them is live.
+    #[command(after_help = "Example:\n  millrace inspect streams ./data -o json")]
+    Streams(Directory),
+    /// The records of a stream, or of all.
+    #[command(
+        visible_alias = "dump",
+        after_help = "Examples:\n  \
+        millrace inspect records ./data --stream orders --decoder json --from-offset 40 --limit 2 -o json\n  \
+        millrace inspect dump ./data --decoder hex"
+    )]
+    Records(RecordsArgs),
     /// Checks every checksum, the chain of frames, the footers and the offsets. A finding is exit code 5.
     #[command(after_help = "Example:\n  millrace inspect verify ./data && echo sound")]
     Verify(Directory),
@@ -54,6 +56,47 @@ pub(crate) enum InspectVerb {
         #[command(flatten)]
         register: RegisterArgs,
     },
+}
+
+/// Which records, and how to show them.
+#[derive(Args, Debug)]
+pub(crate) struct RecordsArgs {
+    #[command(flatten)]
+    directory: Directory,
+    /// Only this stream: its name, or its id, `16` or `s16`.
+    #[arg(long)]
+    stream: Option<String>,
+    /// How keys, values and headers are read.
+    #[arg(long, value_enum, default_value_t = Decoder::Text)]
+    decoder: Decoder,
+    /// Only records with at least this offset.
+    #[arg(long, value_name = "OFFSET", default_value_t = 0)]
+    from_offset: u64,
+    /// No more than so many.
+    #[arg(long, value_name = "COUNT")]
+    limit: Option<u64>,
+}
+
+/// What the bytes of a record are taken for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Decoder {
+    /// UTF-8; what is none is replaced.
+    Text,
+    /// Two digits a byte: nothing is lost.
+    Hex,
+    /// JSON where it is JSON, otherwise as text.
+    Json,
+}
+
+impl Decoder {
+    fn decode(self, bytes: &[u8]) -> Value {
+        let text = || String::from_utf8_lossy(bytes).into_owned().into();
+        match self {
+            Self::Text => text(),
+            Self::Hex => bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into(),
+            Self::Json => serde_json::from_slice(bytes).unwrap_or_else(|_| text()),
+        }
+    }
 }
 
 /// A node's data directory.
@@ -81,9 +124,8 @@ pub(crate) fn run(verb: &InspectVerb, output: Output) -> Result<Exit> {
         InspectVerb::Frames { directory, segment } => {
             frames(&directory.log()?, segment.map(SegmentId), output)
         }
-        InspectVerb::Records { directory, stream } => {
-            records(&directory.log()?, StreamId(*stream), output)
-        }
+        InspectVerb::Streams(directory) => streams(&directory.log()?, output),
+        InspectVerb::Records(args) => records(args, output),
         InspectVerb::Verify(directory) => verify(&directory.log()?, output),
         InspectVerb::Register { directory, register } => {
             show_register(&directory.directory, &register.options()?, output)
@@ -217,28 +259,96 @@ fn frames(log: &Path, segment: Option<SegmentId>, output: Output) -> Result<Exit
     printed.map(|()| Exit::Done)
 }
 
-fn records(log: &Path, stream: StreamId, output: Output) -> Result<Exit> {
-    let mut printed = Ok(());
-    inspect::records(log, stream, |line| {
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+fn streams(log: &Path, output: Output) -> Result<Exit> {
+    for (stream, report) in inspect::streams(log)? {
+        let json = json!({
+            "stream": stream.0,
+            "name": report.name,
+            "segments": report.segment_count,
+            "blocks": report.block_count,
+            "records": report.record_count,
+            "body_bytes": report.body_bytes,
+            "live_ratio": report.live_ratio(),
+            "first_offset": report.offsets.map(|(first, _)| first.0),
+            "next_offset": report.offsets.map(|(_, next)| next.0),
+            "first_version": report.versions.map(|(first, _)| first.0),
+            "last_version": report.versions.map(|(_, last)| last.0),
+            "first_commit_time_us": report.commit_times.map(|(first, _)| first.0),
+            "last_commit_time_us": report.commit_times.map(|(_, last)| last.0),
+            "trimmed_through": report.trimmed_through.map(|version| version.0),
+        });
+        output.print(&json, || {
+            format!(
+                "{stream} {} {} records {}..{} in {} segments, {} bytes, {} live",
+                report.name.as_deref().unwrap_or("-"),
+                report.record_count,
+                json["first_offset"],
+                json["next_offset"],
+                report.segment_count,
+                report.body_bytes,
+                json["live_ratio"]
+            )
+        })?;
+    }
+    Ok(Exit::Done)
+}
+
+/// The stream of an id, or of a name that is defined in the log.
+fn find_stream(log: &Path, name: &str) -> Result<StreamId> {
+    if let Ok(id) = name.strip_prefix('s').unwrap_or(name).parse() {
+        return Ok(StreamId(id));
+    }
+    let found = inspect::streams(log)?.into_iter();
+    let mut named = found.filter(|(_, report)| report.name.as_deref() == Some(name));
+    let refusal = || Refusal::new(Code::UnknownStream, format!("no stream is named {name:?}"));
+    Ok(named.next().ok_or_else(refusal)?.0)
+}
+
+fn records(args: &RecordsArgs, output: Output) -> Result<Exit> {
+    let log = args.directory.log()?;
+    let only = args.stream.as_deref().map(|name| find_stream(&log, name)).transpose()?;
+    let decode = |bytes: &[u8]| args.decoder.decode(bytes);
+    let (mut printed, mut left) = (Ok(()), args.limit.unwrap_or(u64::MAX));
+    inspect::records(&log, only, |line| {
+        if left == 0 {
+            return ControlFlow::Break(());
+        }
+        if line.offset.0 < args.from_offset {
+            return ControlFlow::Continue(());
+        }
+        left -= 1;
         let op = match line.record.op {
             Op::Append => "append",
             Op::Put => "put",
             Op::Delete => "delete",
         };
-        let (key, value) = (text(&line.record.key), text(&line.record.value));
+        let headers = line.record.headers.iter();
+        let headers: Vec<Value> =
+            headers.map(|(name, value)| json!([decode(name), decode(value)])).collect();
         let json = json!({
             "segment": line.segment.0,
             "epoch": line.epoch.0,
             "version": line.position.version.0,
             "index": line.position.index,
+            "commit_time_us": line.commit_time.0,
+            "stream": line.stream.0,
             "offset": line.offset.0,
             "op": op,
-            "key": key,
-            "value": value,
+            "event_time_us": line.record.event_time_us,
+            "key": decode(&line.record.key),
+            "value": decode(&line.record.value),
+            "headers": headers,
         });
-        let step = output
-            .print(&json, || format!("{} {} {op} {key} {value}", line.position, line.offset.0));
+        let step = output.print(&json, || {
+            let place = match only {
+                Some(_) => line.position.to_string(),
+                None => format!("{} {}", line.position, line.stream),
+            };
+            let plain =
+                |value: &Value| value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned);
+            let (key, value) = (plain(&json["key"]), plain(&json["value"]));
+            format!("{place} {} {op} {key} {value}", line.offset.0)
+        });
         until_gone(&mut printed, step)
     })?;
     printed.map(|()| Exit::Done)

@@ -15,6 +15,7 @@ mod identity;
 mod mesh;
 mod nodes;
 mod peers;
+pub mod process;
 mod register;
 mod report;
 mod timers;
@@ -232,10 +233,8 @@ impl Host {
                 self.close(&halt).await;
                 return halt;
             }
-            if self.node.serving_epoch().is_some()
-                && let (Some(serving), Ok(address)) = (serving.take(), self.address())
-            {
-                serving(&address);
+            if serving.is_some() && self.node.serving_epoch().is_some() {
+                self.announce(serving.take());
             }
             self.dial_nodes();
             let idle_since = Instant::now();
@@ -260,6 +259,13 @@ impl Host {
                 () = sleep_until(next) => {}
             }
             self.idle.waited(idle_since);
+        }
+    }
+
+    /// Says once that the first epoch serves, and where.
+    fn announce(&self, serving: Option<impl FnOnce(&str)>) {
+        if let (Some(serving), Ok(address)) = (serving, self.address()) {
+            serving(&address);
         }
     }
 

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::Host;
 use super::mesh::Mesh;
+use super::process;
 
 /// Counts of what happened since the process started.
 #[derive(Debug, Default)]
@@ -16,6 +17,7 @@ pub(super) struct Meters {
     versions: u64,
     refusals: u64,
     delivered: u64,
+    commit_groups: u64,
 }
 
 impl Meters {
@@ -26,6 +28,8 @@ impl Meters {
             Note::Assigned { .. } => self.versions += 1,
             Note::Refused { .. } => self.refusals += 1,
             Note::Delivered { .. } => self.delivered += 1,
+            // Exactly one for each flush that made versions durable.
+            Note::Durable { .. } => self.commit_groups += 1,
             Note::Phase { epoch, name } => tracing::info!(%epoch, phase = name, "recovery"),
             Note::RecoveryVersion { epoch, recovery_version, first_version } => {
                 tracing::info!(%epoch, %recovery_version, %first_version, "recovery version fixed");
@@ -57,7 +61,15 @@ impl Host {
             "writes": stats.writes,
             "bytes_written": stats.bytes_written,
             "reads": stats.reads,
+            "bytes_read": stats.bytes_read,
+            "log": {
+                "commit_groups": self.meters.commit_groups,
+                "flushes": stats.log.flushes,
+                "kernel_writes": stats.log.kernel_writes,
+                "bytes_written": stats.log.bytes_written,
+            },
         });
+        report["process"] = process::report();
         report["counters"] = json!({
             "commits": self.meters.commits,
             "conflicts": self.meters.conflicts,

@@ -3,13 +3,15 @@
 //! ```text
 //! inspect  what is there: meta, segments, how much of them is still needed
 //! frames   every good frame, in the order of the log
-//! records  every record of a stream
+//! streams  what there is of each stream
+//! records  every record of a stream, or of all
 //! verify   everything that can be checked, and what is wrong
 //! ```
 //!
 //! It may run beside a live node: a tail that moves is no finding, and a segment that goes while it is read
 //! is skipped.
 
+mod streams;
 mod verify;
 mod walk;
 
@@ -23,6 +25,7 @@ use common::{Epoch, NodeId, Offset, Position, SegmentId, Sequence, StreamId, Ver
 use super::meta::{Meta, MetaChoice};
 use super::scan::{ScanEnd, ScannedFrame};
 use super::segment::{SegmentError, SegmentHeader};
+pub use streams::{StreamReport, streams};
 pub use verify::{Finding, FindingKind, verify};
 pub use walk::Seal;
 use walk::{Directory, SegmentFile, SegmentReader};
@@ -95,6 +98,8 @@ pub struct RecordLine {
     pub position: Position,
     /// When its version was handed out.
     pub commit_time: WallTime,
+    /// The stream.
+    pub stream: StreamId,
     /// Its offset in the stream.
     pub offset: Offset,
     /// What was appended.
@@ -207,21 +212,21 @@ pub fn frames(
     Ok(())
 }
 
-/// Visits every record of a stream in the order of the log, until the visitor breaks. Records above a
-/// recovery version are in the log too: their offsets come again in the next epoch.
+/// Visits every record of a stream, or of all streams, in the order of the log, until the visitor breaks.
+/// Records above a recovery version are in the log too: their offsets come again in the next epoch.
 ///
 /// # Errors
 /// When the directory or a file in it can't be opened, and [`io::ErrorKind::InvalidData`] for a block whose
 /// checksum is right and whose records are not.
 pub fn records(
     path: &Path,
-    stream: StreamId,
+    only: Option<StreamId>,
     mut visit: impl FnMut(RecordLine) -> ControlFlow<()>,
 ) -> io::Result<()> {
     let mut failed = None;
-    frames(path, None, |segment, frame| match lines(segment, frame, stream) {
+    frames(path, None, |segment, frame| match lines(segment, frame, only) {
         Ok(lines) => lines.into_iter().try_for_each(&mut visit),
-        Err(error) => {
+        Err((stream, error)) => {
             let at = format!("{} of {stream} in {segment}: {error}", frame.header.version);
             failed = Some(io::Error::new(io::ErrorKind::InvalidData, at));
             ControlFlow::Break(())
@@ -233,19 +238,21 @@ pub fn records(
 fn lines(
     segment: SegmentId,
     frame: &ScannedFrame,
-    stream: StreamId,
-) -> Result<Vec<RecordLine>, RecordError> {
+    only: Option<StreamId>,
+) -> Result<Vec<RecordLine>, (StreamId, RecordError)> {
     let mut found = Vec::new();
     let blocks = frame.entries.iter().zip(&frame.bodies);
-    for (entry, body) in blocks.filter(|(entry, _)| entry.stream == stream) {
+    for (entry, body) in blocks.filter(|(entry, _)| only.is_none_or(|only| only == entry.stream)) {
         let mut offset = entry.base_offset;
-        for section in sections(body)? {
-            for record in decode_records(&section.records)? {
+        let of_stream = |error: RecordError| (entry.stream, error);
+        for section in sections(body).map_err(of_stream)? {
+            for record in decode_records(&section.records).map_err(of_stream)? {
                 found.push(RecordLine {
                     segment,
                     epoch: frame.header.epoch,
                     position: Position { version: frame.header.version, index: section.index },
                     commit_time: frame.header.commit_time,
+                    stream: entry.stream,
                     offset,
                     record,
                 });

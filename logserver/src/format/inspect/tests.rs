@@ -2,11 +2,12 @@
 
 use std::fs;
 
+use common::catalog::StreamDefinition;
 use common::disk::{File, PAGE_BYTES};
 
 use super::*;
 use crate::format::meta::StreamTrim;
-use crate::format::sample::{Image, NODE, section};
+use crate::format::sample::{Image, NODE, section, section_of};
 use crate::format::segment::{EpochStart, SEGMENT_HEADER_BYTES, trailer_offset};
 
 const SEGMENT_BYTES: u64 = 12 * PAGE_BYTES;
@@ -122,7 +123,8 @@ fn frames_and_records_are_listed_in_the_order_of_the_log() {
     assert_eq!(in_one, [(5, 4), (5, 5), (5, 6), (5, 7)]);
 
     let mut lines = vec![];
-    records(directory.path(), StreamId(20), |line| {
+    records(directory.path(), Some(StreamId(20)), |line| {
+        assert_eq!(line.stream, StreamId(20));
         let value = String::from_utf8(line.record.value.to_vec()).unwrap();
         lines.push((line.offset.0, line.position.index, value));
         ControlFlow::Continue(())
@@ -136,6 +138,40 @@ fn frames_and_records_are_listed_in_the_order_of_the_log() {
         .map(|(offset, index, value)| (offset, index, value.to_owned()))
         .collect();
     assert_eq!(lines, expected);
+}
+
+#[test]
+fn streams_are_summed_up_over_all_segments() {
+    let mut log = Log::new();
+    let definition = StreamDefinition { name: "orders".to_owned(), stream: StreamId(20) };
+    let body = section_of(0, &[definition.to_record()]);
+    log.images[2].group(&[vec![(StreamId::CATALOG.0, body)]]);
+    let directory = log.write();
+    let reports = streams(directory.path()).unwrap();
+    assert_eq!(reports.keys().map(|stream| stream.0).collect::<Vec<_>>(), [1, 20, 21]);
+    let orders = &reports[&StreamId(20)];
+    assert_eq!(orders.name.as_deref(), Some("orders"));
+    assert_eq!((orders.segment_count, orders.block_count, orders.record_count), (3, 6, 7));
+    assert_eq!(orders.offsets, Some((Offset(0), Offset(6))));
+    assert_eq!(
+        orders.versions.map(|(first, _)| first),
+        Some(log.images[0].built[0].header.version)
+    );
+    let trimmed = section(0, &["a", "b"]).len() as u64;
+    assert_eq!(orders.body_bytes - orders.live_bytes, trimmed);
+    assert_eq!(orders.trimmed_through, Some(log.images[0].built[0].header.version));
+    let other = &reports[&StreamId(21)];
+    assert_eq!(
+        (other.name.as_deref(), other.live_ratio(), other.trimmed_through),
+        (None, 1.0, None)
+    );
+    let mut all = 0;
+    records(directory.path(), None, |_| {
+        all += 1;
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    assert_eq!(all, reports.values().map(|report| report.record_count).sum::<u64>());
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Pulls at all their limits.
 
-use common::message::{Announce, Message, Pull, Pulled};
-use common::{Code, Event, Mark, RequestId, StreamId, Version};
+use common::message::{Announce, Message, Pull, Pulled, Trim};
+use common::{Code, Event, Mark, RequestId, Role, StreamId, Version};
 
-use crate::testing::rig::{Rig, client, proxy, push, versions};
+use crate::testing::rig::{Rig, client, endpoint, proxy, push, versions};
 
 /// Versions 10, 20, .. with one record of stream 17 each, and of 18 in every second one; all committed.
 fn filled(seed: u64, count: u64, len: usize) -> Rig {
@@ -156,4 +156,101 @@ fn many_pulls_read_in_turn() {
     assert!(rig.server.status().pulls_reading > 40);
     rig.settle();
     assert_eq!((answers(&mut rig).len(), rig.server.status().pulls_reading), (50, 0));
+}
+
+/// Pulls stream 17 step by step, each answer as far as `between` lets the disk come before the next pull.
+fn step_by_step(rig: &mut Rig, between: impl Fn(&mut Rig)) -> Vec<Pulled> {
+    let (mut after, mut all) = (0, Vec::new());
+    while after < 600 {
+        rig.pull(&[17], after, 20_000, 100);
+        between(rig);
+        let mut answered = answers(rig);
+        while answered.is_empty() {
+            assert!(rig.disk_step(), "the pull after {after} waits for nothing");
+            rig.server.check();
+            answered = answers(rig);
+        }
+        let pulled = answered.remove(0);
+        assert_eq!((pulled.after, answered.len()), (Version(after), 0));
+        after = pulled.through.0;
+        all.push(pulled);
+    }
+    all
+}
+
+#[test]
+fn what_is_read_ahead_is_what_would_have_been_read() {
+    let mut plain = filled(8, 60, 3000);
+    plain.knobs.read_ahead_bytes_max = 0;
+    let expected = step_by_step(&mut plain, |_| {});
+    assert!(!plain.marks.contains(&Mark::PullReadAhead));
+    // Everything is there when it is asked for.
+    let mut ahead = filled(8, 60, 3000);
+    let found = step_by_step(&mut ahead, |rig| rig.settle());
+    assert!(ahead.marks.contains(&Mark::PullReadAhead), "{:?}", ahead.server.status());
+    assert_eq!(found, expected);
+    // Or is still being read: the pull takes the read over.
+    let mut early = filled(8, 60, 3000);
+    let found = step_by_step(&mut early, |_| {});
+    assert_eq!(found, expected);
+    early.settle();
+    assert_eq!(early.server.status().pulls_reading, 0);
+}
+
+#[test]
+fn what_is_kept_is_bounded_and_goes_with_its_consumer() {
+    let mut rig = filled(9, 60, 3000);
+    rig.knobs.read_ahead_bytes_max = 50_000;
+    for request in 0..5 {
+        let mut from = client();
+        from.node.0 += request;
+        let streams = vec![StreamId(17)];
+        let (request, after, want) = (RequestId(request), Version(0), Version::ZERO);
+        let pull = Pull { request, streams, after, bytes_max: 20_000, wait_ms: 100, want };
+        rig.send(from, 0, pull);
+    }
+    rig.settle();
+    assert_eq!(answers(&mut rig).len(), 5);
+    let kept = rig.server.status().read_ahead_bytes;
+    assert!((30_000..=50_000).contains(&kept), "two answers of some 18,000 bytes: {kept}");
+    // Whoever comes later finds no room, until nobody has asked for what is kept for a while.
+    let (first, late) = (kept, endpoint(77, Role::Client));
+    let streams = vec![StreamId(18)];
+    let (request, after, want) = (RequestId(7), Version(0), Version::ZERO);
+    let pull = Pull { request, streams, after, bytes_max: 20_000, wait_ms: 100, want };
+    rig.send(late, 0, pull.clone());
+    rig.settle();
+    assert_eq!(rig.server.status().read_ahead_bytes, first);
+    rig.pass_ms(1001);
+    rig.send(late, 0, pull);
+    rig.settle();
+    assert_ne!(rig.server.status().read_ahead_bytes, first, "the late one's instead");
+    rig.event(Event::PeerDown(client().peer()));
+    assert!(rig.server.status().read_ahead_bytes > 0);
+    rig.event(Event::PeerDown(late.peer()));
+    assert_eq!(rig.server.status().read_ahead_bytes, 0);
+    // A read that is under way when its consumer goes is not kept either.
+    rig.pull(&[17], 0, 20_000, 100);
+    while answers(&mut rig).is_empty() {
+        assert!(rig.disk_step());
+    }
+    rig.event(Event::PeerDown(client().peer()));
+    rig.settle();
+    assert_eq!(rig.server.status().read_ahead_bytes, 0);
+    assert_eq!(rig.server.status().pulls_reading, 0);
+}
+
+#[test]
+fn what_was_trimmed_meanwhile_is_refused_though_it_was_read_ahead() {
+    let mut rig = filled(10, 60, 3000);
+    rig.pull(&[17], 0, 20_000, 100);
+    rig.settle();
+    let through = answers(&mut rig).remove(0).through;
+    assert!(rig.server.status().read_ahead_bytes > 0);
+    let trim = Trim { request: RequestId(3), stream: StreamId(17), through: through.plus(100) };
+    rig.send(client(), 1, trim);
+    rig.settle();
+    rig.sent.clear();
+    rig.pull(&[17], through.0, 20_000, 100);
+    assert_eq!(rig.refusals()[0].code(), Code::Trimmed);
 }

@@ -1,4 +1,4 @@
-//! Durable appends in closed loops.
+//! Durable appends in closed loops: one record a commit, or many.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -11,33 +11,40 @@ use client::face::Client;
 use common::StreamId;
 use serde_json::json;
 
-use super::{DiskCounters, Latencies, LoadArgs, Target};
+use super::accounts::{Accounts, Costs};
+use super::{Latencies, LoadArgs, Target, extend, round};
 use crate::cli::output::{Output, progress};
 use crate::ingest::ensure_stream;
 
-pub(super) async fn run(load: &LoadArgs, size: usize, output: Output) -> Result<()> {
+/// Runs `append`, or `batch` with many records.
+pub(super) async fn run(load: &LoadArgs, records: u64, size: usize, output: Output) -> Result<()> {
     let target = Target::open(&load.target)?;
     for clients in &load.clients {
         let connections = load.connections.clamp(1, *clients);
         let handles = target.connections(connections).await?;
         let stream = ensure_stream(&handles[0], "bench/append").await?;
-        let measured = measure(&handles, *clients, stream, size, load).await?;
-        let json = json!({
+        let measured = measure(&target, &handles, *clients, (stream, records, size), load).await?;
+        let acks_per_s = measured.latencies.count() as f64 / measured.seconds;
+        let mb_per_s = measured.costs.bytes_written as f64 / measured.seconds / 1e6;
+        let mut json = measured.latencies.json();
+        let rest = json!({
             "clients": clients,
             "connections": connections,
+            "records": records,
             "size": size,
             "seconds": measured.seconds,
-            "acks_per_s": (measured.latencies.count() as f64 / measured.seconds).round(),
-            "p50_us": measured.latencies.quantile_us(0.5),
-            "p99_us": measured.latencies.quantile_us(0.99),
-            "p999_us": measured.latencies.quantile_us(0.999),
-            "flushes": measured.flushes,
-            "bytes": measured.bytes,
+            "acks_per_s": acks_per_s.round(),
+            "records_per_s": (acks_per_s * records as f64).round(),
+            "flushes": measured.costs.flushes,
+            "bytes": measured.costs.bytes_written,
+            "mb_per_s": round(mb_per_s, 1),
+            "costs": measured.costs.json(),
         });
+        extend(&mut json, rest);
         output.print(&json, || {
             format!(
-                "{clients:5} clients  {:>8} acks/s  p50 {:>6} us  p99 {:>6} us  {} flushes  {} bytes",
-                json["acks_per_s"], json["p50_us"], json["p99_us"], json["flushes"], json["bytes"]
+                "{clients:5} clients  {:>8} acks/s  p50 {:>6} us  p99 {:>6} us  {} flushes  {} MB/s to disk",
+                json["acks_per_s"], json["p50_us"], json["p99_us"], json["flushes"], json["mb_per_s"]
             )
         })?;
         for handle in handles {
@@ -50,15 +57,14 @@ pub(super) async fn run(load: &LoadArgs, size: usize, output: Output) -> Result<
 struct Measured {
     latencies: Latencies,
     seconds: f64,
-    flushes: u64,
-    bytes: u64,
+    costs: Costs,
 }
 
 async fn measure(
+    target: &Target,
     handles: &[Client],
     clients: usize,
-    stream: StreamId,
-    size: usize,
+    (stream, records, size): (StreamId, u64, usize),
     load: &LoadArgs,
 ) -> Result<Measured> {
     let bar = progress("appending", 0);
@@ -77,7 +83,9 @@ async fn measure(
                         return anyhow::Ok(());
                     }
                     let mut transaction = Transaction::new();
-                    transaction.append(stream, value.clone());
+                    for _ in 0..records {
+                        transaction.append(stream, value.clone());
+                    }
                     client.commit(transaction).await?;
                     let now = Instant::now();
                     if sent >= begin && now <= end {
@@ -89,9 +97,9 @@ async fn measure(
         })
         .collect();
     tokio::time::sleep_until(begin.into()).await;
-    let before = DiskCounters::read(&handles[0]).await?;
+    let before = Accounts::read(&handles[0], target.device()).await?;
     tokio::time::sleep_until(end.into()).await;
-    let after = DiskCounters::read(&handles[0]).await?;
+    let costs = Accounts::read(&handles[0], target.device()).await?.since(&before)?;
     for caller in callers {
         caller.await.context("a caller")??;
     }
@@ -99,7 +107,6 @@ async fn measure(
     Ok(Measured {
         latencies: latencies.replace(Latencies::default()),
         seconds: (end - begin).as_secs_f64(),
-        flushes: after.flushes - before.flushes,
-        bytes: after.bytes - before.bytes,
+        costs,
     })
 }

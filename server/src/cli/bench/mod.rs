@@ -1,26 +1,28 @@
-//! `millrace bench`: closed loops against a node in another process.
+//! `millrace bench`: closed and open loops against a node in another process.
 //!
 //! A *client* is one caller that has one request on its way at a time. Callers share connections, as the
 //! tasks of a service do. Figures depend on the machine: compare them only within one run.
 
+mod accounts;
 mod append;
 mod failover;
 mod pull;
 mod resolver;
+mod tail;
 mod txn;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use client::face::Client;
 use hdrhistogram::Histogram;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::child::ChildNode;
 use super::connect::{ConnectArgs, block_on};
-use super::exit::Exit;
+use super::exit::{Exit, Failure};
 use super::output::Output;
 
 /// Latencies in microseconds.
@@ -55,6 +57,18 @@ impl Latencies {
     pub(crate) fn quantile_us(&self, quantile: f64) -> u64 {
         self.histogram.value_at_quantile(quantile)
     }
+
+    /// As it stands in a result.
+    #[must_use]
+    pub(crate) fn json(&self) -> Value {
+        json!({
+            "p50_us": self.quantile_us(0.5),
+            "p90_us": self.quantile_us(0.9),
+            "p99_us": self.quantile_us(0.99),
+            "p999_us": self.quantile_us(0.999),
+            "max_us": self.histogram.max(),
+        })
+    }
 }
 
 /// What to measure.
@@ -71,6 +85,23 @@ pub(crate) enum BenchVerb {
         #[arg(long, default_value_t = 512)]
         size: usize,
     },
+    /// Durable appends, many records a commit.
+    #[command(after_help = "Example:\n  millrace bench batch --records 100 --clients 1,16 -o json")]
+    Batch {
+        #[command(flatten)]
+        load: LoadArgs,
+        /// Records of a commit.
+        #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+        records: u64,
+        /// Bytes of a record's value.
+        #[arg(long, default_value_t = 512)]
+        size: usize,
+    },
+    /// How late records are durable, and how late a consumer has them, at a fixed rate: an open loop.
+    #[command(
+        after_help = "Example:\n  millrace bench tail --rate 1000,5000 --duration 10 -o json"
+    )]
+    Tail(tail::TailArgs),
     /// Transactions that read two of many keys and write both if nobody else has.
     #[command(after_help = "Example:\n  millrace bench txn --clients 64 --keys 100000")]
     Txn {
@@ -80,18 +111,13 @@ pub(crate) enum BenchVerb {
         #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(2..))]
         keys: u64,
     },
-    /// Catching up: reads a stream from its beginning.
-    #[command(after_help = "Example:\n  millrace bench pull --bytes 268435456 --size 512")]
-    Pull {
-        #[command(flatten)]
-        target: TargetArgs,
-        /// Bytes to write first.
-        #[arg(long, default_value_t = 64 << 20)]
-        bytes: u64,
-        /// Bytes of a record's value.
-        #[arg(long, default_value_t = 512)]
-        size: usize,
-    },
+    /// Catching up: reads streams from their beginning.
+    #[command(
+        visible_alias = "catch-up",
+        after_help = "Example:\n  \
+        millrace bench pull --bytes 1073741824 --size 512 --cold -o json"
+    )]
+    Pull(pull::PullArgs),
     /// Kills nodes of a cluster of its own, by role: how long nothing is acknowledged, and whether anything
     /// is lost or doubled.
     #[command(after_help = failover::HELP)]
@@ -109,6 +135,12 @@ pub(crate) struct TargetArgs {
     /// Where a node of the bench's own keeps its data, when none is named; a temporary directory by default.
     #[arg(long, value_name = "DIR")]
     scratch: Option<PathBuf>,
+    /// Sets a knob of the bench's own node (see `millrace knobs`).
+    #[arg(long = "knob", value_name = "NAME=VALUE")]
+    knobs: Vec<String>,
+    /// How long the bench's own node looks for work before it sleeps: see `millrace serve --help`.
+    #[arg(long, value_name = "MICROSECONDS")]
+    idle_poll_us: Option<u64>,
 }
 
 /// How hard.
@@ -123,7 +155,7 @@ pub(crate) struct LoadArgs {
     #[arg(long, default_value_t = 4)]
     connections: usize,
     /// How long each run is measured, seconds.
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, visible_alias = "duration", default_value_t = 5)]
     seconds: u64,
     /// How long each run goes on before it is measured, seconds.
     #[arg(long, default_value_t = 1)]
@@ -134,13 +166,21 @@ pub(crate) struct LoadArgs {
 struct Target {
     connect: ConnectArgs,
     child: Option<ChildNode>,
+    /// Where the system counts what its disk does.
+    device: Option<PathBuf>,
     _temporary: Option<tempfile::TempDir>,
 }
 
 impl Target {
     fn open(args: &TargetArgs) -> Result<Self> {
-        if !args.connect.connect.is_empty() || args.connect.dir.is_some() {
-            return Ok(Self { connect: args.connect.clone(), child: None, _temporary: None });
+        let connect = args.connect.clone();
+        if !connect.connect.is_empty() || connect.dir.is_some() {
+            if !args.knobs.is_empty() || args.idle_poll_us.is_some() {
+                let what = "--knob and --idle-poll-us are for a node of the bench's own";
+                return Err(Failure::usage(what).into());
+            }
+            let device = connect.dir.as_deref().and_then(accounts::device_of);
+            return Ok(Self { connect, child: None, device, _temporary: None });
         }
         let temporary = match args.scratch {
             Some(_) => None,
@@ -149,8 +189,22 @@ impl Target {
         let directory =
             args.scratch.clone().or_else(|| Some(temporary.as_ref()?.path().to_owned()));
         let directory = directory.context("one of the two is there")?;
-        let child = Some(ChildNode::start(&directory)?);
-        Ok(Self { connect: ConnectArgs::local(&directory), child, _temporary: temporary })
+        let knobs = args.knobs.iter().flat_map(|knob| ["--knob".to_owned(), knob.clone()]);
+        let poll = args.idle_poll_us.into_iter();
+        let poll = poll.flat_map(|us| ["--idle-poll-us".to_owned(), us.to_string()]);
+        let child = Some(ChildNode::start_with(&directory, knobs.chain(poll).collect())?);
+        let device = accounts::device_of(&directory);
+        Ok(Self { connect: ConnectArgs::local(&directory), child, device, _temporary: temporary })
+    }
+
+    fn device(&self) -> Option<&Path> {
+        self.device.as_deref()
+    }
+
+    /// Kills the bench's own node and starts it again: its memory is empty then.
+    fn restart(&mut self) -> Result<()> {
+        let what = "only a node of the bench's own can be killed: leave --dir and --connect out";
+        self.child.as_mut().ok_or_else(|| Failure::usage(what))?.kill_and_restart()
     }
 
     async fn connections(&self, count: usize) -> Result<Vec<Client>> {
@@ -166,19 +220,17 @@ impl Target {
     }
 }
 
-/// Counters of the node's disk.
-#[derive(Clone, Copy, Debug)]
-struct DiskCounters {
-    flushes: u64,
-    bytes: u64,
+/// Adds the fields of one JSON object to another.
+fn extend(json: &mut Value, rest: Value) {
+    if let (Value::Object(json), Value::Object(rest)) = (json, rest) {
+        json.extend(rest);
+    }
 }
 
-impl DiskCounters {
-    async fn read(client: &Client) -> Result<Self> {
-        let report: Value = serde_json::from_str(&client.status().await?)?;
-        let number = |name: &str| report["disk"][name].as_u64().context("a counter in the status");
-        Ok(Self { flushes: number("flushes")?, bytes: number("bytes_written")? })
-    }
+/// A number with so many digits behind the point.
+fn round(value: f64, digits: i32) -> f64 {
+    let scale = 10_f64.powi(digits);
+    (value * scale).round() / scale
 }
 
 /// Runs `bench`.
@@ -198,11 +250,13 @@ pub(crate) fn run(verb: &BenchVerb, output: Output) -> Result<Exit> {
         local
             .run_until(async {
                 match verb {
-                    BenchVerb::Append { load, size } => append::run(load, *size, output).await,
-                    BenchVerb::Txn { load, keys } => txn::run(load, *keys, output).await,
-                    BenchVerb::Pull { target, bytes, size } => {
-                        pull::run(target, *bytes, *size, output).await
+                    BenchVerb::Append { load, size } => append::run(load, 1, *size, output).await,
+                    BenchVerb::Batch { load, records, size } => {
+                        append::run(load, *records, *size, output).await
                     }
+                    BenchVerb::Tail(args) => tail::run(args, output).await,
+                    BenchVerb::Txn { load, keys } => txn::run(load, *keys, output).await,
+                    BenchVerb::Pull(args) => pull::run(args, output).await,
                     // They have nodes of their own, or none, and were run above.
                     BenchVerb::Failover(_) | BenchVerb::Resolver(_) => Ok(()),
                 }

@@ -15,6 +15,7 @@ use common::{Knobs, Version};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
+use super::round;
 use crate::cli::output::{Output, progress};
 
 /// What to measure.
@@ -186,9 +187,4 @@ impl Run {
             "fingerprint": format!("{:016x}", self.fingerprint),
         })
     }
-}
-
-fn round(value: f64, digits: i32) -> f64 {
-    let scale = 10_f64.powi(digits);
-    (value * scale).round() / scale
 }

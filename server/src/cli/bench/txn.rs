@@ -10,7 +10,8 @@ use client::face::Client;
 use common::{Code, Prng, StreamId};
 use serde_json::json;
 
-use super::{Latencies, LoadArgs, Target};
+use super::accounts::Accounts;
+use super::{Latencies, LoadArgs, Target, extend};
 use crate::cli::output::Output;
 use crate::ingest::ensure_stream;
 
@@ -37,20 +38,25 @@ pub(super) async fn run(load: &LoadArgs, keys: u64, output: Output) -> Result<()
                 tokio::task::spawn_local(call(client, stream, keys, prng, (begin, end), counts))
             })
             .collect();
+        tokio::time::sleep_until(begin.into()).await;
+        let before = Accounts::read(&handles[0], target.device()).await?;
+        tokio::time::sleep_until(end.into()).await;
+        let costs = Accounts::read(&handles[0], target.device()).await?.since(&before)?;
         for caller in callers {
             caller.await.context("a caller")??;
         }
         let latencies = counts.latencies.replace(Latencies::default());
         let (commits, conflicts) = (latencies.count(), counts.conflicts.get());
-        let json = json!({
+        let mut json = latencies.json();
+        let rest = json!({
             "clients": clients,
             "connections": connections,
             "keys": keys,
             "commits_per_s": (commits as f64 / load.seconds as f64).round(),
             "conflict_ratio": conflicts as f64 / (commits + conflicts).max(1) as f64,
-            "p50_us": latencies.quantile_us(0.5),
-            "p99_us": latencies.quantile_us(0.99),
+            "costs": costs.json(),
         });
+        extend(&mut json, rest);
         output.print(&json, || {
             format!(
                 "{clients:5} clients  {:>8} commits/s  p50 {:>6} us  p99 {:>6} us  conflicts {:.4}",
