@@ -109,6 +109,12 @@ codes! {
     216 IdentityClash "identity_clash" FixRequest,
     /// Who claims to be a node has not shown a certificate of the nodes' CA.
     217 NotVouched "not_vouched" FixRequest,
+    /// No node of that number is in the cluster.
+    218 UnknownNode "unknown_node" FixRequest,
+    /// The cluster can't do without the node: it is the only one that may lead, or holds the only copies.
+    219 NodeNeeded "node_needed" FixRequest,
+    /// The node was removed, and does not come back under its number.
+    220 NodeRemoved "node_removed" FixRequest,
     /// The log's disk is full: trim, or make room.
     300 DiskFull "disk_full" Wait,
     /// No epoch is serving now.

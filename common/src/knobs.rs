@@ -134,6 +134,9 @@ knobs! {
     scrub_bytes_per_second = 8 << 20, 64 << 10 => 8 << 20;
     /// Between two passes of that over the log, ms.
     scrub_rest_ms = 86_400_000, 10 => 1000;
+    /// One that catches up copies at most so many bytes a second, so that others can serve; what it takes to
+    /// be recruited is copied as fast as it goes.
+    copy_bytes_per_second = 128 << 20, 16 << 10 => 64 << 20;
     /// Streams in one transaction, pull or description, at most.
     pull_streams_max = 10_000, 16 => 64;
     /// Pushes that wait for their predecessor, at most.
@@ -168,6 +171,8 @@ knobs! {
     watch_ms = 50, 20 => 200;
     /// A recovery waits this long for nodes that it could do without, ms.
     finding_ms = 200, 20 => 1000;
+    /// A log server that has been silent for this long loses its seat to a spare node, ms; 0 for never.
+    replace_after_ms = 600_000, 700 => 15_000;
 
     // Client.
     /// A request is given up, and its outcome found out, after this long, ms.
@@ -195,6 +200,7 @@ impl Knobs {
             retransmit_ms: 30,
             recovery_retry_ms: 100,
             watch_ms: 100,
+            replace_after_ms: 5_000,
             register_backoff_ms_max: 100,
             client_timeout_ms: 300,
             client_backoff_ms_max: 100,

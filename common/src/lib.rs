@@ -25,6 +25,7 @@ mod ids;
 mod knobs;
 pub mod machine;
 mod mark;
+pub mod membership;
 pub mod message;
 mod note;
 mod ordered;

@@ -165,6 +165,14 @@ marks! {
     ScrubFound "logserver.scrub_found" Uncommon,
     /// The log was read through.
     ScrubEnded "logserver.scrub_ended" Common,
+    /// Copying was held back, so that others can serve.
+    CatchUpThrottled "logserver.catch_up_throttled" Uncommon,
+    /// The heir of a lost or leaving log server sits in its seat.
+    SeatInherited "leader.seat_inherited" Uncommon,
+    /// The seat of a log server that was silent for long was given to a spare node.
+    SeatOverdue "leader.seat_overdue" Uncommon,
+    /// An heir was lost before it sat, and another was named.
+    HeirReplaced "leader.heir_replaced" Rare,
     /// An absent log server is whole again.
     LogServerReturned "leader.log_server_returned" Common,
     /// One that should have returned could not.

@@ -83,14 +83,15 @@ plants! {
     AbsentNotCounted "R02" "A leader does not count the absent among those who may lack copies." ["I9" "O5"],
     ConfirmedByOne "R03" "A proxy takes one log server's word for a read version." ["I4"],
     LockAllThereIs "R04" "A log server answers a lock with what an epoch wrote that came to nothing."
-        ["I9" "halted"],
+        ["I9" "I12" "halted"],
     ClaimUnwritten "R05" "A log server takes claims of an epoch that is not in the register." ["I11" "I10"],
     LostIsWritten "R06" "A leader takes a lost compare-and-set for a good one." ["I10"],
     PublishUnproven "R07" "A leader publishes an epoch before its recovery transaction." ["I10" "halted"],
     IdsDropped "R08" "A log server forgets its ids when an epoch begins." ["I16" "O5"],
     NobodyFollows "R09" "A candidate does not take over from a silent leader." ["O16"],
     SharesMove "R10" "A proxy places blocks as if there were no absent log servers." ["I12" "O5"],
-    KeepVoid "R11" "A log server that catches up keeps what was never committed." ["O10" "I12" "O7"],
+    KeepVoid "R11" "A log server that catches up keeps what was never committed."
+        ["O10" "I12" "O7" "O11" "halted"],
     KeepVoidCopies "R12" "One that catches up keeps copies for an epoch that came to nothing."
         ["O10" "I12" "O7"],
     ReturnUnasked "R13" "One that returns does not ask a locked source for the last trims." ["I13"],
@@ -100,6 +101,7 @@ plants! {
     CopyLess "R18" "A log server copies only what the asker is the first holder of." ["I12" "O11"],
     FirstCopyOnly "R19" "One that catches up takes the first answer for all." ["I12" "halted" "O11"],
     ReturnServes "R20" "One that returns serves copies that are not certain." ["I11"],
+    SeatByNumber "R22" "An heir is placed by its own number." ["I12" "O5" "O11"],
     IdsNotCopied "R21" "One that catches up does not remember the ids that it copies." ["I16" "O5"],
     MendUncompared "S01" "A log server mends a block with another one, and does not compare." ["O7"],
     MendAlone "S02" "A log server that mends a block writes zeros around it." ["O7" "halted"],

@@ -11,6 +11,7 @@
 use bytes::Bytes;
 use rkyv::{Archive, Deserialize, Serialize};
 
+use crate::membership::Membership;
 use crate::{Epoch, NodeId, Version};
 
 /// The largest value that every register takes. A state is a few hundred bytes; etcd takes 1.5 MiB.
@@ -79,6 +80,8 @@ pub struct RegisterState {
     pub stamp: u64,
     /// All generations that may still hold data, oldest first; only the last has no end.
     pub generations: Vec<Generation>,
+    /// Who sits in which seat of the log, and who is on its way out.
+    pub membership: Membership,
 }
 
 /// The log servers of one epoch.
@@ -109,14 +112,20 @@ impl Generation {
 }
 
 const MAGIC: [u8; 4] = *b"MRRG";
-const FORMAT: u16 = 2;
+const FORMAT: u16 = 3;
 const HEADER_BYTES: usize = 12;
 
 impl RegisterState {
     /// The state of a register that was never written.
     #[must_use]
-    pub const fn empty() -> Self {
-        Self { epoch: Epoch::ZERO, leader: NodeId::ZERO, stamp: 0, generations: Vec::new() }
+    pub fn empty() -> Self {
+        Self {
+            epoch: Epoch::ZERO,
+            leader: NodeId::ZERO,
+            stamp: 0,
+            generations: Vec::new(),
+            membership: Membership::default(),
+        }
     }
 
     /// The bytes: `MRRG`, u16 format, u16 zero, u32 crc32c of the rest, then the rkyv body.
@@ -165,6 +174,7 @@ impl RegisterState {
     /// # Errors
     /// The numbers that are out of order.
     pub fn check(&self) -> Result<(), String> {
+        self.membership.check()?;
         for pair in self.generations.windows(2) {
             let Some(end) = pair[0].end else {
                 return Err(format!("{} has a successor but no end", pair[0].epoch));
@@ -204,6 +214,7 @@ mod tests {
                 absent: vec![NodeId(8)],
                 replication: 2,
             }],
+            membership: Membership::default(),
         };
         let bytes = state.encode();
         assert_eq!(RegisterState::decode(&bytes).unwrap(), state);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use common::membership::Seats;
 use common::message::{
     ClusterView, EpochPlan, FindCluster, Message, Recruit, Recruited, Serve, Serving, StatusReply,
 };
@@ -83,6 +84,7 @@ impl Node {
             log_servers: Vec::new(),
             absent: Vec::new(),
             replication: 0,
+            seats: Seats::new(),
             phase: phase.to_owned(),
             addresses: Vec::new(),
         };
@@ -93,6 +95,7 @@ impl Node {
             view.log_servers.clone_from(&hosted.plan.log_servers);
             view.absent.clone_from(&hosted.plan.absent);
             view.replication = hosted.plan.replication;
+            view.seats.clone_from(&hosted.plan.seats);
         }
         view
     }

@@ -253,6 +253,7 @@ const fn is_for_clients(message: &Message) -> bool {
             | Message::FindId(_)
             | Message::FindCluster(_)
             | Message::Status(_)
+            | Message::ChangeMember(_)
             | Message::Refused(_)
     )
 }
@@ -268,6 +269,7 @@ const fn request_of(message: &Message) -> RequestId {
         Message::FindId(request) => request.request,
         Message::FindCluster(request) => request.request,
         Message::Status(request) => request.request,
+        Message::ChangeMember(request) => request.request,
         _ => RequestId::ZERO,
     }
 }

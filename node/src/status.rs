@@ -2,9 +2,9 @@
 
 use core::time::Duration;
 
-use common::{Endpoint, Role, Time};
+use common::{Endpoint, NodeId, Role, Time};
 use logserver::ScrubPass;
-use sequencer::leader::Recovery;
+use sequencer::leader::{LeaderStatus, Recovery};
 use serde_json::{Value, json};
 
 use crate::Node;
@@ -78,6 +78,7 @@ impl Node {
             "epoch": status.epoch.0,
             "cause": status.cause,
             "generations": status.generations,
+            "members": members(&status),
             "recoveries": status.recoveries.iter().map(|recovery| recovery_value(now, recovery))
                 .collect::<Vec<_>>(),
         })
@@ -203,6 +204,21 @@ impl Node {
             "waiting_for": status.waits,
         })
     }
+}
+
+/// Who sits where, and who is on its way out.
+fn members(status: &LeaderStatus) -> Value {
+    let names = |nodes: &[NodeId]| nodes.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let sittings = status.membership.seats.sittings().iter();
+    let heirs = sittings.map(|sitting| {
+        json!({"node": sitting.node.to_string(), "seat": NodeId(sitting.seat.0).to_string()})
+    });
+    json!({
+        "heirs": heirs.collect::<Vec<_>>(),
+        "drained": names(&status.membership.drained),
+        "removed": names(&status.membership.removed),
+        "seats_waiting": status.seats_waiting,
+    })
 }
 
 fn pass_value(now: Time, pass: &ScrubPass) -> Value {

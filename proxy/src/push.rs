@@ -249,7 +249,7 @@ pub(crate) const fn is_committed(outcome: &CommitOutcome) -> bool {
 fn holders(cx: &Cx<'_>, plan: &EpochPlan, stream: StreamId) -> Vec<usize> {
     if cx.planted(Plant::SharesMove) {
         let all: Vec<_> = plan.log_servers.iter().map(|server| server.node).collect();
-        return placement::holders(stream, &all, &[], plan.replication);
+        return placement::holders(stream, &plan.seats, &all, &[], plan.replication);
     }
     plan.holders(stream)
 }

@@ -13,7 +13,7 @@
 //! [[nodes]]
 //! id = 1
 //! address = "10.0.0.1:7070"                 where nodes and clients connect
-//! label = "rack a"                          for people; optional
+//! label = "rack a"                          what fails together; optional
 //! tls_name = "node-1"                       the name in its certificate; the host of `address` if not said
 //! certificate = "tls/node-1.pem"            what it shows; or `millrace serve --tls-cert --tls-key`
 //! key = "tls/node-1.key"
@@ -65,7 +65,7 @@ pub struct DefinedNode {
     pub id: NodeId,
     /// `host:port`.
     pub address: String,
-    /// For people.
+    /// What fails together has one label.
     pub label: String,
     /// The name that its certificate must have.
     pub tls_name: String,
@@ -233,8 +233,10 @@ impl Definition {
             .filter(|_| (1..=log_servers.len()).contains(&copies))
             .ok_or(DefinitionError::Replication(raw.replication, log_servers.len()))?;
         let spares = nodes.iter().map(|node| node.id).collect();
+        let labelled = nodes.iter().filter(|node| !node.label.is_empty());
+        let domains = labelled.map(|node| (node.id, node.label.clone())).collect();
         let topology =
-            Topology { candidates, proxies, resolvers, log_servers, replication, spares };
+            Topology { candidates, proxies, resolvers, log_servers, replication, spares, domains };
         let ca = directory.join(raw.ca);
         Ok(Self { cluster: raw.cluster, register, ca, nodes, topology })
     }

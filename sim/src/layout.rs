@@ -109,6 +109,9 @@ impl Layout {
             log_servers: ids(&self.log_servers),
             replication: self.replication,
             spares: (1..=self.nodes).map(NodeId).collect(),
+            domains: (1..=self.nodes)
+                .map(|node| (NodeId(node), format!("rack {}", node % 3)))
+                .collect(),
         }
     }
 }

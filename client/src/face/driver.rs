@@ -264,6 +264,10 @@ impl Driver {
                 self.calls.insert(call, reply);
                 self.drive(|session, cx| session.status(cx, call));
             }
+            Command::ChangeMember(node, change, reply) => {
+                self.calls.insert(call, reply);
+                self.drive(|session, cx| session.change_member(cx, call, node, change));
+            }
             Command::Create(name, reply) => {
                 self.calls.insert(call, reply);
                 self.drive(|session, cx| session.create_stream(cx, call, &name));

@@ -30,10 +30,11 @@ use core::task::{Context, Poll};
 use core::time::Duration;
 use std::path::PathBuf;
 
+use common::membership::MemberChange;
 use common::message::{ClusterView, StreamState};
 use common::quic::tls::ClientTls;
 use common::quic::{self, BindError};
-use common::{Code, Knobs, Refusal, StreamId, Version};
+use common::{Code, Knobs, NodeId, Refusal, StreamId, Version};
 use tokio::sync::{mpsc, oneshot};
 
 pub use live_view::LiveView;
@@ -94,6 +95,7 @@ enum Command {
     Describe(Vec<StreamId>, Reply),
     Cluster(Reply),
     Status(Reply),
+    ChangeMember(NodeId, MemberChange, Reply),
     Create(String, Reply),
     List(Reply),
     Resolve(String, Reply),
@@ -307,6 +309,20 @@ impl Client {
     /// When no node answers in time.
     pub async fn status(&self) -> Result<String, Error> {
         expect_answer!(self.call(Command::Status).await?, Answer::Status)
+    }
+
+    /// Drains, restores or removes a node. Asking again for what is decided already does no harm.
+    ///
+    /// # Errors
+    /// [`Code::UnknownNode`](common::Code::UnknownNode), [`Code::NodeNeeded`](common::Code::NodeNeeded) and
+    /// [`Code::NodeRemoved`](common::Code::NodeRemoved) when it can't be;
+    /// [`Code::TimedOut`](common::Code::TimedOut) when no leader has answered in time.
+    pub async fn change_member(&self, node: NodeId, change: MemberChange) -> Result<(), Error> {
+        let ask = |reply| Command::ChangeMember(node, change, reply);
+        match self.call(ask).await? {
+            Answer::MemberChanged => Ok(()),
+            other => Err(misfit(&other)),
+        }
     }
 
     /// Ends the connections once all open calls are answered, and waits for that.

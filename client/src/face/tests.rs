@@ -142,6 +142,7 @@ impl Server {
                 log_servers: vec![NODE.endpoint(Role::LogServer)],
                 absent: Vec::new(),
                 replication: 1,
+                seats: common::membership::Seats::new(),
                 phase: "serving".to_owned(),
                 addresses: Vec::new(),
             }

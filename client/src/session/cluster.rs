@@ -163,7 +163,8 @@ impl Cluster {
         let view = self.view.iter();
         view.flat_map(move |view| {
             let nodes: Vec<NodeId> = view.log_servers.iter().map(|server| server.node).collect();
-            let places = placement::holders(stream, &nodes, &view.absent, view.replication);
+            let places =
+                placement::holders(stream, &view.seats, &nodes, &view.absent, view.replication);
             places.into_iter().map(|place| view.log_servers[place])
         })
     }
@@ -171,6 +172,12 @@ impl Cluster {
     /// How many log servers hold a stream, connected or not.
     pub(super) fn holder_count(&self, stream: StreamId) -> usize {
         self.all_holders(stream).count()
+    }
+
+    /// The connected nodes, one after the other.
+    pub(super) fn nth_node(&self, place: usize) -> Option<Endpoint> {
+        let at = place.checked_rem(self.links.len())?;
+        self.links.values().nth(at).map(|link| link.peer.endpoint(Role::Node))
     }
 
     /// Any connected node.

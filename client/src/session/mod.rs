@@ -18,6 +18,7 @@
 //! | `CommitRequest`, `ReadVersionRequest` | the proxy in use | `CommitReply`, `ReadVersionReply` |
 //! | `Pull`, `Trim`, `Describe`, `FindId` | log servers that hold the stream | `Pulled`, `Trimmed`, `Described`, `IdFound` |
 //! | `FindCluster`, `Status` | any connected node | `ClusterView`, `StatusReply` |
+//! | `ChangeMember` | each connected node, until one leads | `MemberChanged` |
 //!
 //! Invariants kept here (numbers of the design):
 //!
@@ -46,6 +47,7 @@ mod window;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use common::membership::MemberChange;
 use common::message::{ClusterView, FindCluster, Message, Refused, StreamState};
 use common::{
     Code, Cx, Endpoint, Epoch, Event, NodeId, Offset, Peer, Plant, Position, RequestId, Role,
@@ -175,6 +177,8 @@ pub enum Answer {
     Cluster(ClusterView),
     /// A node's report: one JSON object.
     Status(String),
+    /// The cluster has decided about a node, for good.
+    MemberChanged,
     /// The new stream's id.
     Created(StreamId),
     /// All streams, by name.
@@ -206,6 +210,7 @@ enum Task {
     ReadVersion,
     Cluster,
     Status,
+    ChangeMember(NodeId, MemberChange),
     Errand(Errand),
 }
 
@@ -367,6 +372,17 @@ impl Session {
     /// A report for people and scripts.
     pub fn status(&mut self, cx: &mut Cx<'_>, call: CallId) {
         self.submit(cx, call, Task::Status);
+    }
+
+    /// Drains, restores or removes a node; [`Code::TimedOut`] says that it may or may not be decided.
+    pub fn change_member(
+        &mut self,
+        cx: &mut Cx<'_>,
+        call: CallId,
+        node: NodeId,
+        change: MemberChange,
+    ) {
+        self.submit(cx, call, Task::ChangeMember(node, change));
     }
 
     /// Creates a stream; [`Code::StreamExists`] when the name is taken.
@@ -556,6 +572,10 @@ impl Session {
             }
             Task::Status => {
                 self.ask(cx, owner, question::Ask::Status, Some(deadline));
+            }
+            Task::ChangeMember(node, change) => {
+                let ask = question::Ask::ChangeMember { node, change };
+                self.ask(cx, owner, ask, Some(deadline));
             }
             Task::Errand(errand) => self.start_errand(cx, errand, deadline),
         }

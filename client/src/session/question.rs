@@ -12,15 +12,19 @@
 
 use core::time::Duration;
 
+use common::membership::MemberChange;
 use common::message::{
-    Describe, FindCluster, FindId, Message, Pull, ReadVersionRequest, Status, Trim,
+    ChangeMember, Describe, FindCluster, FindId, Message, Pull, ReadVersionRequest, Status, Trim,
 };
 use common::{
-    Backoff, Class, Code, Cx, Endpoint, Epoch, IdempotencyId, Refusal, RequestId, StreamId, Time,
-    Version,
+    Backoff, Class, Code, Cx, Endpoint, Epoch, IdempotencyId, NodeId, Refusal, RequestId, Role,
+    StreamId, Time, Version,
 };
 
 use super::{Answer, Item, Key, Owner, Session, patience_ms};
+
+/// Between two candidates that are asked whether they lead.
+const ELSEWHERE_WAIT: Duration = Duration::from_millis(5);
 
 /// What to ask.
 #[derive(Clone, Debug)]
@@ -28,6 +32,11 @@ pub(super) enum Ask {
     ReadVersion,
     Cluster,
     Status,
+    /// Whoever leads.
+    ChangeMember {
+        node: NodeId,
+        change: MemberChange,
+    },
     /// Any log server that holds the ids.
     FindId {
         id: IdempotencyId,
@@ -74,6 +83,9 @@ impl Ask {
             Self::ReadVersion => ReadVersionRequest { request }.into(),
             Self::Cluster => FindCluster { request }.into(),
             Self::Status => Status { request }.into(),
+            Self::ChangeMember { node, change } => {
+                ChangeMember { request, node: *node, change: *change }.into()
+            }
             Self::FindId { id, at_least } => {
                 FindId { request, id: *id, at_least: *at_least }.into()
             }
@@ -172,6 +184,9 @@ impl Session {
         let target = match &question.ask {
             Ask::ReadVersion => self.cluster.pick_proxy(cx.rng),
             Ask::Cluster | Ask::Status => self.cluster.any_node(cx.rng),
+            Ask::ChangeMember { .. } => {
+                self.cluster.nth_node(question.rotation).map(|node| node.with_role(Role::Leader))
+            }
             Ask::FindId { .. } => {
                 let holders = self.cluster.holders(StreamId::IDS);
                 let place = question.rotation % holders.len().max(1);
@@ -238,7 +253,7 @@ impl Session {
         if question.ask.fixed_target().is_some() {
             return self.deliver(cx, key, Reply::Lost);
         }
-        question.rotation += 1;
+        question.rotation = question.rotation.wrapping_add(1);
         // A late answer to the old number would be as good, but a read version must not be older than
         // its target's epoch: ask under a new one.
         let (old, target) = (question.number, question.target.take());
@@ -275,6 +290,13 @@ impl Session {
             return self.deliver(cx, key, Reply::Refused(refusal));
         }
         let question = self.questions.get_mut(&key).expect("numbers lead to questions");
+        if matches!(question.ask, Ask::ChangeMember { .. }) {
+            if refusal.code() == Code::NotHere {
+                return self.retarget(cx, key, ELSEWHERE_WAIT, false);
+            }
+            // The leader recovers: it is asked again, and not the node after it.
+            question.rotation = question.rotation.wrapping_sub(1);
+        }
         let wait = question.backoff.next(cx.knobs.client_backoff_ms_max, cx.rng);
         let wait = wait.max(Duration::from_millis(u64::from(refusal.retry_after_ms)));
         self.retarget(cx, key, wait, refusal.code() != Code::Overloaded);
@@ -294,6 +316,7 @@ impl Session {
                         Ok(Answer::ReadVersion(reply.version))
                     }
                     Reply::Message(Message::ClusterView(view)) => Ok(Answer::Cluster(*view)),
+                    Reply::Message(Message::MemberChanged(_)) => Ok(Answer::MemberChanged),
                     Reply::Message(Message::StatusReply(reply)) => Ok(Answer::Status(reply.json)),
                     other => Err(unexpected(other)),
                 };

@@ -3,6 +3,7 @@
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::Body;
+use crate::membership::{MemberChange, Seats};
 use crate::{
     Endpoint, Epoch, IdempotencyId, NodeId, Offset, Payload, Position, Ranges, Refusal, RequestId,
     StreamId, Version, WallTime,
@@ -360,6 +361,8 @@ pub struct ClusterView {
     pub absent: Vec<NodeId>,
     /// How many log servers hold each stream, the absent ones counted.
     pub replication: u8,
+    /// Which log servers sit in seats that were others'.
+    pub seats: Seats,
     /// The name of the leader's phase, for people.
     pub phase: String,
     /// Where clients reach the cluster's nodes; empty for a node that is alone.
@@ -391,6 +394,25 @@ pub struct StatusReply {
     pub json: String,
 }
 
+/// Client to node: decide about a node. Only the leader's node takes it, and answers once the register holds
+/// it; asked again, it says so again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
+pub struct ChangeMember {
+    /// The client's number.
+    pub request: RequestId,
+    /// About whom.
+    pub node: NodeId,
+    /// What.
+    pub change: MemberChange,
+}
+
+/// Node to client: it is decided, for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
+pub struct MemberChanged {
+    /// The request.
+    pub request: RequestId,
+}
+
 /// Any to any: no, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Archive, Serialize, Deserialize)]
 pub struct Refused {
@@ -413,4 +435,6 @@ impl Body for FindCluster {}
 impl Body for ClusterView {}
 impl Body for Status {}
 impl Body for StatusReply {}
+impl Body for ChangeMember {}
+impl Body for MemberChanged {}
 impl Body for Refused {}

@@ -4,6 +4,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use super::client::{PulledBlock, PulledVersion};
 use super::{Body, EpochPlan};
+use crate::membership::Seats;
 use crate::{Epoch, NodeId, Offset, Payload, StreamId, Version};
 
 /// Leader to a log server that is absent from the live generation: catch up, so that the next one has you.
@@ -11,11 +12,12 @@ use crate::{Epoch, NodeId, Offset, Payload, StreamId, Version};
 pub struct CatchUp {
     /// The live epoch's plan.
     pub plan: EpochPlan,
-    /// The last generation that the receiver was in.
+    /// The last generation that the receiver was in; ZERO for the heir of a seat, who was in none.
     pub present_in: Epoch,
-    /// The first one that was written without it.
+    /// The first one that was written without it; the first one of all for an heir.
     pub absent_since: Epoch,
     /// Where that one began, exclusive: what the receiver has above it of older epochs was never committed.
+    /// ZERO for an heir.
     pub absent_from: Version,
 }
 
@@ -41,6 +43,8 @@ pub struct Copy {
     pub others: Vec<NodeId>,
     /// How many log servers hold each stream.
     pub replication: u8,
+    /// Which of them sit in seats that were others'.
+    pub seats: Seats,
     /// Whether all trims are wanted, or only those above `after`.
     pub wants_all_trims: bool,
     /// Exclusive.

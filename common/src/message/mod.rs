@@ -12,6 +12,7 @@
 //! leader  --Beat, HandOver--> candidate
 //! leader  --Lock--> log, --Recruit, Serve--> node --Locked, Recruited--> leader
 //! client  --FindCluster, Status--> node       --ClusterView, StatusReply--> client
+//! client  --ChangeMember--> leader            --MemberChanged--> client
 //! any     --Refused--> any
 //! ```
 //!
@@ -26,10 +27,10 @@ mod pipeline;
 mod recovery;
 
 pub use client::{
-    ClusterView, CommitKind, CommitOutcome, CommitReply, CommitRequest, Describe, Described,
-    FindCluster, FindId, FoundId, FoundSection, IdFound, LaneOrder, NodeAddress, Pull, Pulled,
-    PulledBlock, PulledVersion, ReadVersionReply, ReadVersionRequest, Refused, SectionEntry,
-    Status, StatusReply, StreamState, Trim, Trimmed,
+    ChangeMember, ClusterView, CommitKind, CommitOutcome, CommitReply, CommitRequest, Describe,
+    Described, FindCluster, FindId, FoundId, FoundSection, IdFound, LaneOrder, MemberChanged,
+    NodeAddress, Pull, Pulled, PulledBlock, PulledVersion, ReadVersionReply, ReadVersionRequest,
+    Refused, SectionEntry, Status, StatusReply, StreamState, Trim, Trimmed,
 };
 pub use copy::{CatchUp, CaughtUp, Copied, CopiedTrim, Copy};
 pub use mend::{FetchBlock, FetchedBlock};
@@ -185,6 +186,8 @@ messages! {
     61 ClusterView Control boxed,
     62 Status Control,
     63 StatusReply Control,
+    64 ChangeMember Control,
+    65 MemberChanged Control,
     70 Refused Control,
     90 Hello Control,
     91 NodeHello Control,
@@ -203,6 +206,7 @@ impl Message {
             Self::IdFound(reply) => reply.request,
             Self::ClusterView(reply) => reply.request,
             Self::StatusReply(reply) => reply.request,
+            Self::MemberChanged(reply) => reply.request,
             Self::Refused(reply) => reply.request,
             _ => return None,
         })

@@ -4,6 +4,7 @@
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::Body;
+use crate::membership::Seats;
 use crate::{Endpoint, Epoch, NodeId, Peer, Role, StreamId, Version, placement};
 
 /// Leader to candidate: this epoch's leader lives. Who hears it leaves the register alone.
@@ -68,6 +69,8 @@ pub struct EpochPlan {
     pub returning: Vec<NodeId>,
     /// How many log servers hold each stream, the absent ones counted.
     pub replication: u8,
+    /// Which of the log servers, absent ones among them, sit in seats that were others'.
+    pub seats: Seats,
 }
 
 impl EpochPlan {
@@ -75,7 +78,7 @@ impl EpochPlan {
     #[must_use]
     pub fn holders(&self, stream: StreamId) -> Vec<usize> {
         let present: Vec<NodeId> = self.log_servers.iter().map(|server| server.node).collect();
-        placement::holders(stream, &present, &self.absent, self.replication)
+        placement::holders(stream, &self.seats, &present, &self.absent, self.replication)
     }
 
     /// The ordering that every plan keeps; stops the process when it doesn't.

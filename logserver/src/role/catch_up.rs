@@ -29,10 +29,11 @@ use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
+use common::membership::Seats;
 use common::message::{CatchUp, CaughtUp, Copied, Copy, EpochPlan, PushBlock, Recruited};
 use common::{
-    Code, Cx, Endpoint, Epoch, Mark, NodeId, Note, Offset, Payload, Plant, Role, StreamId, Version,
-    WallTime, placement,
+    Code, Cx, Endpoint, Epoch, Mark, NodeId, Note, Offset, Payload, Plant, Role, StreamId, Time,
+    Version, WallTime, placement,
 };
 
 use super::{COPIES, LogServer};
@@ -61,6 +62,7 @@ pub(super) struct Follower {
     whole: Vec<Endpoint>,
     others: Vec<NodeId>,
     replication: u8,
+    seats: Seats,
     /// Everything of the share is here up to this version, inclusive.
     at: Version,
     round: u64,
@@ -72,6 +74,8 @@ pub(super) struct Follower {
     trims: Option<(u64, Vec<Copied>)>,
     is_asking: bool,
     is_near: bool,
+    /// While it follows: the next round begins no sooner, so that copying leaves others their bandwidth.
+    not_before: Time,
 }
 
 impl Follower {
@@ -90,6 +94,7 @@ impl Follower {
             whole,
             others,
             replication: plan.replication,
+            seats: plan.seats.clone(),
             at,
             round: 0,
             answers: BTreeMap::new(),
@@ -97,6 +102,7 @@ impl Follower {
             trims: None,
             is_asking: false,
             is_near: false,
+            not_before: Time::ZERO,
         }
     }
 
@@ -136,7 +142,8 @@ impl Follower {
     /// The whole log servers that hold `stream`, best first.
     pub(super) fn holders(&self, stream: StreamId) -> Vec<Endpoint> {
         let whole: Vec<NodeId> = self.whole.iter().map(|server| server.node).collect();
-        let places = placement::holders(stream, &whole, &self.others, self.replication);
+        let places =
+            placement::holders(stream, &self.seats, &whole, &self.others, self.replication);
         places.into_iter().map(|place| self.whole[place]).collect()
     }
 
@@ -282,6 +289,10 @@ impl LogServer {
             // News is fetched by the timer.
             return;
         }
+        if follower.is_live() && cx.now < follower.not_before {
+            // The timer goes on.
+            return;
+        }
         self.begin_round(cx);
     }
 
@@ -322,6 +333,7 @@ impl LogServer {
                 whole: nodes.clone(),
                 others: others.clone(),
                 replication: follower.replication,
+                seats: follower.seats.clone(),
                 wants_all_trims: follower.wants_all_trims(),
                 after: follower.at,
                 through: follower.through(),
@@ -359,8 +371,13 @@ impl LogServer {
         let answers: Vec<Copied> = answers.into_values().collect();
         let ticket = self.adopt_trims(cx, &answers);
         let follower = self.follower.as_mut().expect("it catches up");
+        let soon = cx.now.plus(Duration::from_millis(cx.knobs.copy_ms));
+        follower.not_before = cx.now.plus(time_for(&answers, cx.knobs.copy_bytes_per_second));
+        if follower.is_live() && follower.not_before > soon {
+            cx.mark(Mark::CatchUpThrottled);
+        }
         follower.trims = Some((ticket, answers));
-        cx.arm_after(COPIES, Duration::from_millis(cx.knobs.copy_ms));
+        cx.arm(COPIES, soon.max(follower.not_before));
     }
 
     /// Asks for the trims that the answers bring to be persisted: the ticket.
@@ -489,6 +506,12 @@ impl LogServer {
             cx.send(*asker, epoch, Recruited { role: Role::LogServer });
         }
     }
+}
+
+/// How long copying so much may take.
+fn time_for(answers: &[Copied], bytes_per_second: u64) -> Duration {
+    let bytes: u64 = answers.iter().map(|copied| copied.payload.len() as u64).sum();
+    Duration::from_micros(bytes.saturating_mul(1_000_000) / bytes_per_second.max(1))
 }
 
 type Versions = BTreeMap<Version, (WallTime, Vec<(Offset, AcceptedBlock)>)>;

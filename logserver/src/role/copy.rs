@@ -104,8 +104,9 @@ impl LogServer {
     fn share(&self, cx: &Cx<'_>, copy: &Copy) -> Vec<StreamId> {
         let all: Vec<_> = copy.whole.iter().chain(&copy.others).copied().collect();
         let is_asked = |stream: StreamId| {
-            let holders = placement::holders(stream, &all, &[], copy.replication);
-            let first = placement::holders(stream, &copy.whole, &copy.others, copy.replication);
+            let holders = placement::holders(stream, &copy.seats, &all, &[], copy.replication);
+            let Copy { seats, whole, others, replication, .. } = copy;
+            let first = placement::holders(stream, seats, whole, others, *replication);
             let count = if cx.planted(Plant::CopyLess) { 1 } else { holders.len() };
             holders.iter().take(count).any(|place| all[*place] == copy.node)
                 && first.first().is_some_and(|place| copy.whole[*place] == cx.me.node)

@@ -213,6 +213,7 @@ impl Rig {
             absent: Vec::new(),
             returning: Vec::new(),
             replication: self.replication,
+            seats: common::membership::Seats::new(),
         }
     }
 

@@ -67,6 +67,7 @@ fn plan(proxies: u8, begins: &[&str], log_servers: u64, replication: u8) -> Epoc
         absent: Vec::new(),
         returning: Vec::new(),
         replication,
+        seats: common::membership::Seats::new(),
     }
 }
 

@@ -35,6 +35,7 @@ fn plan() -> EpochPlan {
         absent: Vec::new(),
         returning: Vec::new(),
         replication: 1,
+        seats: common::membership::Seats::new(),
     }
 }
 

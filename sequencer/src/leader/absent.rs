@@ -31,6 +31,11 @@ pub(super) struct Returns {
 }
 
 impl Returns {
+    /// Whether the next plan takes a node back.
+    pub(super) fn is_ready(&self, node: NodeId) -> bool {
+        self.ready.contains_key(&node)
+    }
+
     /// What was ready is planned, or too old.
     pub(super) fn take_ready(&mut self) -> BTreeMap<NodeId, Peer> {
         core::mem::take(&mut self.ready)
@@ -64,13 +69,14 @@ impl Leader {
         caught_up: CaughtUp,
     ) {
         let is_absent = self.plan.as_ref().is_some_and(|plan| plan.absent.contains(&from.node));
-        if !matches!(self.phase, Phase::Serving) || !is_absent || !caught_up.is_near {
+        let inherits = self.inherits_from(from.node).is_some();
+        if !matches!(self.phase, Phase::Serving) || !(is_absent || inherits) || !caught_up.is_near {
             return;
         }
         if cx.now < self.returns.not_before {
             return;
         }
-        self.recover(cx, "log_server_returns");
+        self.recover(cx, if inherits { "seat_inherited" } else { "log_server_returns" });
         self.returns.ready.insert(from.node, from.peer());
     }
 
@@ -86,6 +92,11 @@ impl Leader {
         if is_written || self.plan.as_ref().is_none_or(|plan| plan.returning.is_empty()) {
             return;
         }
+        self.note_failed_return(cx);
+    }
+
+    /// The next return waits longer, so that one that never succeeds does not end epoch after epoch.
+    pub(super) fn note_failed_return(&mut self, cx: &mut Cx<'_>) {
         cx.mark(Mark::ReturnFailed);
         let rest = doubled(RETURN_FINDINGS * cx.knobs.finding_ms, self.returns.failed);
         self.returns.failed += 1;
@@ -96,6 +107,13 @@ impl Leader {
     pub(super) fn note_returned(&mut self, cx: &mut Cx<'_>) {
         if self.plan.as_ref().is_some_and(|plan| !plan.returning.is_empty()) {
             cx.mark(Mark::LogServerReturned);
+            let returned = self.plan.iter().flat_map(|plan| &plan.returning);
+            if returned
+                .into_iter()
+                .any(|node| self.state.membership.seats.seat_of(*node).0 != node.0)
+            {
+                cx.mark(Mark::SeatInherited);
+            }
             self.returns = Returns::default();
         }
     }

@@ -42,6 +42,8 @@ impl Leader {
         self.last_cause = cause;
         (self.is_leading, self.plan) = (false, None);
         self.lives.clear();
+        self.changes.clear();
+        self.heard_at.clear();
         self.doubted.clear();
         self.gone.clear();
         cx.disarm(BEAT);
@@ -64,6 +66,7 @@ impl Leader {
             return;
         }
         self.heard = epoch;
+        self.yields = 0;
         self.heard_from = Some(from.peer());
         match self.phase {
             // The answer of a claim that is on its way comes to nobody: its epoch is skipped.
@@ -92,7 +95,9 @@ impl Leader {
 
     /// Lets another candidate lead, if one is known to live. Called before a stop in good order.
     pub fn hand_over(&mut self, cx: &mut Cx<'_>) {
-        let heir = self.rivals(cx.me.node).find(|node| self.lives.contains_key(node));
+        let stays = |node: &NodeId| !self.state.membership.is_leaving(*node);
+        let can_lead = |node: &NodeId| stays(node) && self.lives.contains_key(node);
+        let heir = self.rivals(cx.me.node).find(can_lead);
         if let Some(heir) = heir.filter(|_| matches!(self.phase, Phase::Serving)) {
             cx.send(whoever(heir, Role::Leader), self.epoch, HandOver {});
             self.follow(cx, "handed_over");

@@ -15,6 +15,10 @@ impl Leader {
     pub(super) fn find_nodes(&mut self, cx: &mut Cx<'_>) {
         self.lives.clear();
         self.doubted.clear();
+        // Removed ones are asked, for one that lives keeps its seat until its heir is ready; nobody waits for
+        // them.
+        let removed = self.state.membership.removed.iter().copied();
+        self.gone.extend(removed.filter(|node| !self.returns.is_ready(*node)));
         let mut nodes = self.topology.nodes();
         nodes.extend(self.old_log_servers());
         let count = nodes.iter().collect::<std::collections::BTreeSet<_>>().len();

@@ -17,7 +17,8 @@
 //! | Locked | log server | Lock | the log servers of the last generation (I8) |
 //! | Recruited | node | Recruit | the nodes of the plan |
 //! | CommitReply | proxy | CommitRequest | the first proxy, through the normal path |
-//! | CaughtUp | log server | CatchUp | log servers that the epoch is written without |
+//! | CaughtUp | log server | CatchUp | log servers that the epoch is written without, and heirs |
+//! | ChangeMember | operator | MemberChanged | the operator, once the register holds it |
 //! | Serving | node | Serve | every live node, only after the register holds the generation (I10) |
 //! | Refused | any | | a newer epoch exists: follow its leader, or start over where nobody else can lead |
 //!
@@ -34,6 +35,7 @@ mod absent;
 mod follow;
 mod history;
 mod lock;
+mod members;
 mod prove;
 mod recruit;
 mod register;
@@ -43,6 +45,7 @@ use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
 
 use absent::Returns;
+use common::membership::Membership;
 use common::message::{EpochPlan, Locked};
 use common::register::{RegisterState, Revision};
 use common::{
@@ -51,6 +54,7 @@ use common::{
 };
 use history::History;
 pub use history::Recovery;
+use members::Change;
 
 /// What the leader must know before it starts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -68,6 +72,8 @@ pub struct Topology {
     /// Nodes that have no role of their own: they serve by naming those that have one, and stand in for one
     /// that is not there.
     pub spares: Vec<NodeId>,
+    /// What fails together has one name: a rack, a zone. Nodes without an entry share with nobody.
+    pub domains: BTreeMap<NodeId, String>,
 }
 
 impl Topology {
@@ -81,6 +87,7 @@ impl Topology {
             log_servers: vec![node],
             replication: 1,
             spares: Vec::new(),
+            domains: BTreeMap::new(),
         }
     }
 
@@ -193,6 +200,12 @@ pub struct Leader {
     /// Attempts in a row that a phase was too late for.
     late_count: u32,
     returns: Returns,
+    /// Decided, and to be written by the next claim.
+    changes: Vec<Change>,
+    /// Since this leader began to lead: when each node was last heard of.
+    heard_at: BTreeMap<NodeId, Time>,
+    /// How often in a row this node, which is on its way out, has let others lead.
+    yields: u32,
     /// Whose connection broke and who has not been heard since.
     doubted: BTreeSet<NodeId>,
     last_cause: &'static str,
@@ -216,6 +229,10 @@ pub struct LeaderStatus {
     pub generations: usize,
     /// The last recoveries that this node led, oldest first.
     pub recoveries: Vec<Recovery>,
+    /// Who sits where, and who is on its way out.
+    pub membership: Membership,
+    /// What seats that pass on wait for.
+    pub seats_waiting: Vec<String>,
 }
 
 impl Leader {
@@ -245,6 +262,9 @@ impl Leader {
             silent_ticks: BTreeMap::new(),
             late_count: 0,
             returns: Returns::default(),
+            changes: Vec::new(),
+            heard_at: BTreeMap::new(),
+            yields: 0,
             doubted: BTreeSet::new(),
             last_cause: "start",
             history: History::default(),
@@ -278,6 +298,7 @@ impl Leader {
             Message::ClusterView(view) => self.handle_sign_of_life(cx, from, &view),
             Message::Beat(_) => self.handle_beat(cx, from, epoch),
             Message::HandOver(_) => self.handle_hand_over(cx, from, epoch),
+            Message::ChangeMember(asked) => self.handle_change_member(cx, from, epoch, asked),
             // Answers to an older epoch's questions say nothing about this one; nor do its refusals, which
             // would make each recovery the cause of the next.
             _ if epoch != self.epoch => {}
@@ -426,6 +447,8 @@ impl Leader {
             cause: self.last_cause,
             generations: self.state.generations.len(),
             recoveries: self.history.recoveries(),
+            membership: self.state.membership.clone(),
+            seats_waiting: self.seats_waiting(),
         }
     }
 
@@ -448,6 +471,12 @@ impl Leader {
             assert_eq!(plan.epoch, self.epoch, "the plan is for the claimed epoch");
             plan.check();
         }
+        assert!(
+            self.changes.is_empty() || !matches!(self.phase, Phase::Serving | Phase::Following),
+            "{:?} are decided, and nobody writes them in {}",
+            self.changes,
+            self.phase.name()
+        );
         if matches!(self.phase, Phase::Serving | Phase::Announcing { .. }) {
             let live = self.state.generations.last().map(|generation| generation.epoch);
             assert_eq!(live, Some(self.epoch), "I10: the register holds what serves");

@@ -1,5 +1,6 @@
 //! Recruiting: the plan of the new epoch, and its roles.
 
+use common::membership::Seats;
 use common::message::{EpochPlan, Recruit, ResolverShare};
 use common::{
     Cx, Endpoint, FENCE_JUMP_VERSIONS, Gather, Gathered, Mark, NodeId, Note, Plant, Role, Version,
@@ -20,10 +21,18 @@ impl Leader {
             recovery_version >= last_begin,
             "I9: RV {recovery_version} is below the generation's begin {last_begin}"
         );
-        let returning = self.returns.take_ready().into_iter();
+        let ready = self.returns.take_ready();
+        let is_expected = !ready.is_empty();
         let is_there = |(node, peer): &(NodeId, common::Peer)| self.lives.get(node) == Some(peer);
-        let returning: Vec<NodeId> = returning.filter(is_there).map(|(node, _)| node).collect();
-        let plan = self.plan_epoch(cx.me, recovery_version, &whole, returning);
+        let returning: Vec<NodeId> =
+            ready.into_iter().filter(is_there).map(|(node, _)| node).collect();
+        let mut plan = self.plan_epoch(cx.me, recovery_version, &whole, returning);
+        if is_expected && plan.returning.is_empty() {
+            self.note_failed_return(cx);
+        }
+        if cx.planted(Plant::SeatByNumber) {
+            plan.seats = Seats::new();
+        }
         if !plan.absent.is_empty() {
             cx.mark(Mark::RecoveredWithoutLog);
         }
@@ -49,19 +58,23 @@ impl Leader {
     ) -> EpochPlan {
         let topology = &self.topology;
         let index = |place: usize| u8::try_from(place).expect("at most 256 of a role");
-        // Whoever is not there is stood in for by somebody who is.
-        let stand_in = |place: usize| self.lives.keys().copied().nth(place % self.lives.len());
+        // Whoever is not there, or leaves, is stood in for by somebody who is there and stays.
+        let stays = |node: &NodeId| !self.state.membership.is_leaving(*node);
+        let staying: Vec<NodeId> = self.lives.keys().copied().filter(stays).collect();
+        let all = self.lives.keys().copied().collect();
+        let able = if staying.is_empty() { all } else { staying };
         let alive = |place: usize, node: NodeId| {
-            let is_there = self.lives.contains_key(&node);
-            if is_there { node } else { stand_in(place).expect("somebody lives") }
+            if able.contains(&node) { node } else { able[place % able.len()] }
         };
         // Shares stay where they were: what the register says of log servers is older than any configuration.
-        let (mut placed, replication) = match self.state.generations.last() {
+        let (placed, replication) = match self.state.generations.last() {
             Some(last) => ([&last.log_servers[..], &last.absent].concat(), last.replication),
             None => (topology.log_servers.clone(), topology.replication),
         };
+        let (mut placed, returning) = self.seat_heirs(&placed, replication, whole, returning);
         placed.sort_by_key(|node| topology.log_servers.iter().position(|other| other == node));
         let is_present = |node: &NodeId| whole.contains(node) || returning.contains(node);
+        let seats = self.state.membership.seats.among(&placed);
         let proxies = topology.proxies.iter().enumerate();
         let resolvers = topology.resolvers.iter().enumerate();
         EpochPlan {
@@ -87,6 +100,7 @@ impl Leader {
             absent: placed.iter().filter(|node| !is_present(node)).copied().collect(),
             returning,
             replication,
+            seats,
         }
     }
 

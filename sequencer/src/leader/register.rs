@@ -94,6 +94,7 @@ impl Leader {
                 self.heard = self.state.epoch;
                 self.follow(cx, "newer_leader");
             }
+            _ if self.should_yield(cx.me.node) => self.follow(cx, "leaving"),
             // Not written, though it may still be on its way: the next write expects this revision, so that
             // at most one of the two succeeds.
             _ => self.claim(cx),
@@ -123,6 +124,7 @@ impl Leader {
             leader: cx.me.node,
             stamp: cx.rng.next(),
             generations: self.state.generations.clone(),
+            membership: self.membership_to_claim(),
         };
         let value = wanted.encode();
         self.ask_register(cx, RegisterOp::Cas { expect: self.revision, value });
@@ -133,6 +135,9 @@ impl Leader {
         assert!(self.state.epoch > self.epoch, "{} is not above {}", self.state.epoch, self.epoch);
         assert_eq!(self.state.leader, cx.me.node, "the claim is this leader's own");
         self.epoch = self.state.epoch;
+        self.yields = 0;
+        // Persisted: they are in the register.
+        self.changes.clear();
         if !self.is_leading && self.has_rivals() {
             self.is_leading = true;
             self.handle_beat_timer(cx);

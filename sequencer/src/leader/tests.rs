@@ -13,6 +13,7 @@ use super::watch::SILENT_TICKS_MAX;
 use super::*;
 
 mod absent;
+mod members;
 
 const NODE: NodeId = NodeId(7);
 
@@ -168,6 +169,7 @@ impl World {
                 log_servers: vec![],
                 absent: Vec::new(),
                 replication: 1,
+                seats: common::membership::Seats::new(),
                 phase: String::new(),
                 addresses: Vec::new(),
             }
@@ -295,7 +297,7 @@ fn a_fenced_leader_starts_over_at_a_newer_epoch() {
         epoch: Epoch(5),
         leader: NodeId(9),
         stamp: 1,
-        generations: RegisterState::decode(&world.register.1).unwrap().generations,
+        ..RegisterState::decode(&world.register.1).unwrap()
     };
     world.register = (Revision(world.register.0.0 + 1), other.encode());
     let from = world.peer().endpoint(Role::LogServer);
@@ -564,7 +566,7 @@ fn a_log_that_ends_below_what_another_knows_committed_is_lost() {
         replication: 1,
     };
     let (epoch, leader, stamp, generations) = (Epoch(1), NODE, 3, vec![generation]);
-    let state = RegisterState { epoch, leader, stamp, generations };
+    let state = RegisterState { epoch, leader, stamp, generations, ..RegisterState::empty() };
     world.register = (Revision(1), state.encode());
     world.durable = Version(FENCE_JUMP_VERSIONS + 100);
     world.run(None);

@@ -40,6 +40,10 @@ impl Leader {
         }
         self.ask_after_lives(cx);
         self.ask_to_catch_up(cx);
+        self.tend_members(cx);
+        if !matches!(self.phase, Phase::Serving) {
+            return;
+        }
         if cx.planted(Plant::DeadRoleIgnored) {
             return;
         }
@@ -86,6 +90,7 @@ impl Leader {
     /// An answer to a watch question, or to a question of Finding, by a node that names `epoch` to clients.
     pub(super) fn note_alive(&mut self, cx: &mut Cx<'_>, from: Endpoint, epoch: Epoch) {
         self.silent_ticks.insert(from.node, 0);
+        self.heard_at.insert(from.node, cx.now);
         let known = self.lives.get(&from.node).copied();
         if self.doubted.remove(&from.node) && known == Some(from.peer()) {
             cx.mark(Mark::PeerLivesOn);

@@ -25,6 +25,7 @@ fn plan(proxies: u8) -> EpochPlan {
         absent: Vec::new(),
         returning: Vec::new(),
         replication: 1,
+        seats: common::membership::Seats::new(),
     }
 }
 

@@ -261,6 +261,7 @@ impl Fake {
             log_servers: (1..=NODES).map(|n| peer(NodeId(n)).endpoint(Role::LogServer)).collect(),
             absent: Vec::new(),
             replication: REPLICATION,
+            seats: common::membership::Seats::new(),
             phase: "serving".to_owned(),
             addresses: Vec::new(),
         }
@@ -417,7 +418,7 @@ impl Fake {
 
     pub(super) fn holds(node: NodeId, stream: StreamId) -> bool {
         let nodes: Vec<NodeId> = (1..=NODES).map(NodeId).collect();
-        placement::holders(stream, &nodes, &[], REPLICATION)
+        placement::holders(stream, &common::membership::Seats::new(), &nodes, &[], REPLICATION)
             .iter()
             .any(|place| nodes[*place] == node)
     }

@@ -328,6 +328,7 @@ fn a_whole_server_gives_its_share_and_no_more_than_is_committed_or_asked_for() {
         whole: vec![NODE],
         others: vec![NodeId(WHOLE)],
         replication: 2,
+        seats: common::membership::Seats::new(),
         wants_all_trims: false,
         after: Version::ZERO,
         through: Version(10),

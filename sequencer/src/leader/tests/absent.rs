@@ -24,7 +24,7 @@ fn after_a_generation_of_both(replication: u8) -> World {
         replication,
     };
     let (epoch, leader, stamp, generations) = (Epoch(1), NODE, 3, vec![generation]);
-    let state = RegisterState { epoch, leader, stamp, generations };
+    let state = RegisterState { epoch, leader, stamp, generations, ..RegisterState::empty() };
     world.register = (Revision(1), state.encode());
     world.durable = Version(OLD_END);
     world.run(None);
