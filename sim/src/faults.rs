@@ -1,5 +1,6 @@
 //! The faults of a run that come as events: a generated list, so that it can be printed and made shorter.
 
+use common::membership::MemberChange;
 use common::{NodeId, Prng};
 use serde::Serialize;
 
@@ -10,7 +11,7 @@ use crate::world::Isolation;
 
 mod strike;
 
-pub use self::strike::{Later, Struck, strike};
+pub use self::strike::{Later, Struck, has_heir, strike};
 
 const MS: u64 = 1_000_000;
 /// Wall clocks are set by up to this much.
@@ -19,6 +20,29 @@ const WALL_JUMP_US_MAX: u64 = 10_000_000;
 const SWIZZLE_STEP_MS_MAX: u64 = 100;
 /// Faults of one kind in a run, at most.
 const OF_A_KIND_MAX: usize = 200;
+
+/// What an operator can decide about a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub enum Decision {
+    /// It plays no role for a while.
+    Drain,
+    /// It plays roles again.
+    Restore,
+    /// It never comes back.
+    Remove,
+}
+
+impl Decision {
+    /// As it is sent.
+    #[must_use]
+    pub const fn change(self) -> MemberChange {
+        match self {
+            Self::Drain => MemberChange::Drain,
+            Self::Restore => MemberChange::Restore,
+            Self::Remove => MemberChange::Remove,
+        }
+    }
+}
 
 /// One fault. Durations are in milliseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -134,6 +158,13 @@ pub enum Fault {
         /// How long it stays away before that.
         down_ms: u64,
     },
+    /// The network falls apart into two halves.
+    Split {
+        /// Who is where: a bit for each node and client, by its number modulo 64.
+        sides: u64,
+        /// How long.
+        ms: u64,
+    },
     /// A node is cut off.
     Isolate {
         /// Which.
@@ -149,6 +180,20 @@ pub enum Fault {
         node: u64,
         /// How long.
         ms: u64,
+    },
+    /// A machine is lost for good, with its disk, if the cluster can bear that.
+    Lose {
+        /// Which.
+        node: u64,
+        /// How long until an operator removes it; 0 for never.
+        removed_after_ms: u64,
+    },
+    /// An operator decides about a node, if that leaves enough of them.
+    Decide {
+        /// About whom.
+        node: u64,
+        /// What: to drain it, to restore it, or to remove it.
+        what: Decision,
     },
     /// A wall clock is set forward or back.
     WallClock {
@@ -166,18 +211,21 @@ impl Fault {
         "bit_rot",
         "clog",
         "cut",
+        "decide",
         "disk_full",
         "disk_stall",
         "foreign_disk",
         "isolate",
         "kill",
         "latent_error",
+        "lose",
         "misdirect",
         "pause",
         "power_cut",
         "register_outage",
         "reset",
         "slow_disk",
+        "split",
         "swizzle",
         "wall_clock",
     ];
@@ -206,6 +254,9 @@ impl Fault {
             Self::ForeignDisk { .. } => "foreign_disk",
             Self::Isolate { .. } => "isolate",
             Self::Swizzle { .. } => "swizzle",
+            Self::Split { .. } => "split",
+            Self::Lose { .. } => "lose",
+            Self::Decide { .. } => "decide",
             Self::WallClock { .. } => "wall_clock",
         }
     }
@@ -305,11 +356,30 @@ pub fn plan(
         how: *prng.pick(&[Isolation::Deaf, Isolation::Mute, Isolation::Clogged]),
         ms: log_uniform(prng, 1, 1_000),
     });
+    planner.add("split", rates.split_ms, |prng| Fault::Split {
+        sides: prng.next(),
+        ms: log_uniform(prng, 1, 2_000),
+    });
     planner.add("wall clock", rates.wall_clock_ms, |prng| Fault::WallClock {
         node: prng.pick(nodes).0,
         us: i64::try_from(prng.below(2 * WALL_JUMP_US_MAX)).expect("some seconds")
             - i64::try_from(WALL_JUMP_US_MAX).expect("some seconds"),
     });
+    if nodes.len() > 1 {
+        planner.add("lose", rates.lose_ms, |prng| Fault::Lose {
+            node: prng.pick(nodes).0,
+            removed_after_ms: if prng.chance(1, 2) { 0 } else { log_uniform(prng, 1, 1_000) },
+        });
+        planner.add("decide", rates.decide_ms, |prng| Fault::Decide {
+            node: prng.pick(nodes).0,
+            what: *prng.pick(&[
+                Decision::Drain,
+                Decision::Drain,
+                Decision::Restore,
+                Decision::Remove,
+            ]),
+        });
+    }
     planner.swizzle(rates.swizzle_ms, &everyone);
     planner.plan.sort_by_key(|(at, _)| *at);
     planner.plan

@@ -12,8 +12,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use common::disk::File;
 use common::machine::Halt;
+use common::message::ChangeMember;
 use common::register::RegisterState;
-use common::{Endpoint, Mark, NodeId, Note, Peer, Plants, Prng};
+use common::{Endpoint, Incarnation, Mark, NodeId, Note, Peer, Plants, Prng, RequestId, Role};
 
 use crate::atlas::Atlas;
 use crate::clock::Moment;
@@ -21,7 +22,7 @@ use crate::cluster::Cluster;
 use crate::damage::{self, Condition, Remedy};
 use crate::disk::Crash;
 use crate::edits::Edits;
-use crate::faults::{self, Fault, Later, Struck};
+use crate::faults::{self, Decision, Fault, Later, Struck};
 use crate::mends;
 use crate::observe::ConsumerId;
 use crate::oracle::{Oracles, Probe, Violation};
@@ -44,6 +45,11 @@ const LATE_READ_MS: u64 = 5_000;
 /// Events in so many ms, at most: more is a storm.
 const WINDOW_MS: u64 = 100;
 const WINDOW_EVENTS_MAX: u64 = 200_000;
+/// An operator asks again after this long, and gives up after so many times.
+const ASK_AGAIN_MS: u64 = 100;
+const ASKS_MAX: u64 = 100;
+/// Whose number is nobody's.
+const OPERATOR: NodeId = NodeId(FIRST_CLIENT - 1);
 /// Events of a run, at most.
 const EVENTS_MAX: u64 = 20_000_000;
 
@@ -163,6 +169,8 @@ struct Run {
 enum Turn {
     Fault(Fault),
     Later(Later),
+    /// An operator has asked so often.
+    Asked(NodeId, Decision, u64),
 }
 
 struct Eyes<'a>(&'a World<Cluster>);
@@ -248,8 +256,16 @@ impl Run {
         self.until("open calls", LIVENESS_MS, |run| {
             run.shared.borrow().open_calls.values().all(|open| *open == 0)
         })?;
-        // Everybody is back and well: the log is whole on as many log servers as it should be.
-        self.until("absent log servers", LIVENESS_MS, |run| !run.world.is_someone_absent())?;
+        // Everybody is back and well: the log is whole on as many log servers as it should be, or as there
+        // are nodes for.
+        self.until("absent log servers", LIVENESS_MS, |run| {
+            let last = run.world.register_state().generations.pop();
+            let absent = last.map_or_else(Vec::new, |last| last.absent);
+            let is_given_up = |node: &NodeId| {
+                run.world.lost() == Some(*node) && !faults::has_heir(&run.world, *node)
+            };
+            absent.iter().all(is_given_up)
+        })?;
         // Somebody reads all logs through, and what is damaged is mended from who has it whole.
         let mended = self.until("mends", LIVENESS_MS, |run| run.unmended().is_none());
         mended.map_err(|violation| match self.unmended() {
@@ -453,6 +469,7 @@ impl Run {
 
     fn turn(&mut self, turn: Turn) {
         match turn {
+            Turn::Fault(Fault::Lose { node, .. }) if !self.can_lead_without(NodeId(node)) => {}
             Turn::Fault(fault) if !self.is_calm => {
                 let struck = faults::strike(&mut self.world, &mut self.atlas, fault);
                 if struck != Struck::Missed {
@@ -464,6 +481,7 @@ impl Run {
             }
             Turn::Fault(_) => {}
             Turn::Later(later) => self.carry_out(later),
+            Turn::Asked(node, what, tries) => self.ask(node, what, tries),
         }
     }
 
@@ -475,7 +493,31 @@ impl Run {
                 }
             }
             Later::Unlimit(node) => self.world.disk_mut(node).limit(1 << 40),
+            Later::Ask(node, what) => self.ask(node, what, 0),
         }
+    }
+
+    /// Whether another node may lead.
+    fn can_lead_without(&self, node: NodeId) -> bool {
+        let removed = self.world.register_state().membership.removed;
+        let mut candidates = (1..=self.config.layout.candidates).map(NodeId);
+        candidates.any(|other| other != node && !removed.contains(&other))
+    }
+
+    /// An operator asks every node for a decision, and again until the register holds it.
+    fn ask(&mut self, node: NodeId, what: Decision, tries: u64) {
+        let membership = self.world.register_state().membership;
+        if membership.is_decided(node, what.change()) || tries >= ASKS_MAX {
+            return;
+        }
+        let operator = Peer { node: OPERATOR, incarnation: Incarnation(1) };
+        let (request, change) = (RequestId(tries + 1), what.change());
+        for candidate in (1..=self.config.layout.candidates).map(NodeId) {
+            let message = ChangeMember { request, node, change }.into();
+            self.world.tell(candidate, operator.endpoint(Role::Client), message);
+        }
+        let again = self.world.now().plus_ns(ASK_AGAIN_MS * MS);
+        self.at(again, Turn::Asked(node, what, tries + 1));
     }
 
     /// Ends all faults; what has to be done later is done now.
@@ -490,8 +532,10 @@ impl Run {
             }
         }
         for (_, turn) in core::mem::take(&mut self.later) {
-            if let Turn::Later(later) = turn {
-                self.carry_out(later);
+            match turn {
+                Turn::Later(later) => self.carry_out(later),
+                Turn::Asked(node, what, tries) => self.ask(node, what, tries),
+                Turn::Fault(_) => {}
             }
         }
         for node in self.nodes.iter().chain(&self.clients) {

@@ -64,6 +64,12 @@ pub struct FaultRates {
     pub swizzle_ms: u64,
     /// A wall clock is set.
     pub wall_clock_ms: u64,
+    /// A machine is lost for good.
+    pub lose_ms: u64,
+    /// The network falls apart into two halves.
+    pub split_ms: u64,
+    /// An operator drains, restores or removes a node.
+    pub decide_ms: u64,
 }
 
 impl FaultRates {
@@ -241,8 +247,13 @@ fn rates(is_calm: bool, prng: &mut Prng) -> FaultRates {
         isolate_ms: sometimes(prng, 20, 100, 2_000),
         swizzle_ms: sometimes(prng, 20, 200, 3_000),
         wall_clock_ms: sometimes(prng, 20, 50, 2_000),
+        lose_ms: sometimes(prng, 20, 100, 2_000),
+        decide_ms: sometimes(prng, 20, 100, 2_000),
+        split_ms: sometimes(prng, 20, 100, 2_000),
     };
-    if is_calm { FaultRates::default() } else { rates }
+    // A lost disk is a copy less of everything.
+    let lose_ms = if rates.may_rot() { 0 } else { rates.lose_ms };
+    if is_calm { FaultRates::default() } else { FaultRates { lose_ms, ..rates } }
 }
 
 #[cfg(test)]

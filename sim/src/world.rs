@@ -148,6 +148,8 @@ pub struct World<S: Spawn> {
     trace: Trace,
     happened: Vec<Happened>,
     woken: Vec<u64>,
+    /// Whose machine is gone for good, with its disk.
+    lost: Option<NodeId>,
     effects: Vec<Effect>,
     /// Empty between sends.
     traffic: Vec<(Moment, Traffic)>,
@@ -174,6 +176,7 @@ impl<S: Spawn> World<S> {
             trace: Trace::new(with_text),
             happened: Vec::new(),
             woken: Vec::new(),
+            lost: None,
             effects: Vec::new(),
             traffic: Vec::new(),
         }
@@ -201,9 +204,14 @@ impl<S: Spawn> World<S> {
 
     /// Whether the newest generation is written without one of its log servers.
     pub fn is_someone_absent(&self) -> bool {
-        let (_, bytes) = self.register.peek();
-        let state = RegisterState::decode(bytes).expect("the register holds what a leader wrote");
+        let state = self.register_state();
         state.generations.last().is_some_and(|generation| !generation.absent.is_empty())
+    }
+
+    /// What the register holds.
+    pub fn register_state(&self) -> RegisterState {
+        let (_, bytes) = self.register.peek();
+        RegisterState::decode(bytes).expect("the register holds what a leader wrote")
     }
 
     /// The register, to harm it.
@@ -267,8 +275,11 @@ impl<S: Spawn> World<S> {
         self.schedule_at(at, Event::Wake(number));
     }
 
-    /// Starts the next life of a node.
+    /// Starts the next life of a node; one that is lost has none.
     pub fn start(&mut self, node: NodeId) {
+        if self.lost == Some(node) {
+            return;
+        }
         let (profile, randomness) = (&self.profile, self.randomness);
         let host = self.hosts.entry(node, || Host {
             lives: 0,

@@ -2,11 +2,12 @@
 
 use common::{NodeId, Prng};
 
-use super::{Fault, MS};
+use super::{Decision, Fault, MS};
 use crate::atlas::{Atlas, Victim};
 use crate::clock::Moment;
 use crate::disk::{Crash, Harm};
 use crate::process::Spawn;
+use crate::workload::FIRST_CLIENT;
 use crate::world::World;
 
 /// What has to be done later about a fault.
@@ -16,6 +17,8 @@ pub enum Later {
     Start(NodeId),
     /// The disk has room again.
     Unlimit(NodeId),
+    /// An operator asks for it until it is decided.
+    Ask(NodeId, Decision),
 }
 
 /// What came of a fault.
@@ -44,7 +47,23 @@ pub fn strike<S: Spawn>(world: &mut World<S>, atlas: &mut Atlas, fault: Fault) -
         Fault::Cut { from, to, ms } => world.cut(NodeId(from), NodeId(to), ms * MS),
         Fault::Clog { from, to, ms } => world.clog(NodeId(from), NodeId(to), ms * MS),
         Fault::Reset { a, b } => world.reset(NodeId(a), NodeId(b)),
+        Fault::Split { sides, ms } => world.split(sides, ms * MS),
         Fault::Isolate { node, how, ms } => world.isolate(NodeId(node), how, ms * MS),
+        Fault::Lose { node, removed_after_ms } => {
+            let node = NodeId(node);
+            if !may_lose(world, node) {
+                return Struck::Missed;
+            }
+            world.lose(node);
+            if removed_after_ms == 0 {
+                return Struck::Done;
+            }
+            let at = after(world, removed_after_ms);
+            return Struck::Then(at, Later::Ask(node, Decision::Remove));
+        }
+        Fault::Decide { node, what } => {
+            return Struck::Then(world.now(), Later::Ask(NodeId(node), what));
+        }
         Fault::Swizzle { node, ms } => {
             world.isolate(NodeId(node), crate::world::Isolation::Clogged, ms * MS);
         }
@@ -98,6 +117,38 @@ pub fn strike<S: Spawn>(world: &mut World<S>, atlas: &mut Atlas, fault: Fault) -
         }
     }
     Struck::Done
+}
+
+/// Whether what a node has is elsewhere, and a spare node can take its seat. One is lost in a run: its disk
+/// counts as harmed everywhere.
+fn may_lose<S: Spawn>(world: &World<S>, node: NodeId) -> bool {
+    let state = world.register_state();
+    let Some(last) = state.generations.last() else { return false };
+    let is_placed = last.log_servers.contains(&node) || last.absent.contains(&node);
+    let others_have_it = last.replication > 1 && last.absent.iter().all(|of| *of == node);
+    world.lost().is_none()
+        && world.live(node).is_some()
+        && !world.is_on_foreign_disk(node)
+        && (!is_placed || (others_have_it && has_heir(world, node)))
+}
+
+/// Whether somebody copies for the seat of a node, or could.
+#[must_use]
+pub fn has_heir<S: Spawn>(world: &World<S>, node: NodeId) -> bool {
+    let state = world.register_state();
+    let (membership, last) = (&state.membership, state.generations.last());
+    let is_placed = |of: &NodeId| {
+        last.is_some_and(|last| last.log_servers.contains(of) || last.absent.contains(of))
+    };
+    let is_spare = |of: NodeId| {
+        of != node
+            && !is_placed(&of)
+            && !membership.seats.has_moved(of)
+            && !membership.is_leaving(of)
+    };
+    let heir = membership.seats.heir(node);
+    heir.is_some_and(|heir| !membership.is_leaving(heir))
+        || world.hosts().filter(|of| of.0 < FIRST_CLIENT).any(is_spare)
 }
 
 fn choose<S: Spawn>(

@@ -2,11 +2,13 @@
 
 use std::collections::VecDeque;
 
-use common::{NodeId, Peer};
+use common::message::Message;
+use common::wire::Envelope;
+use common::{Endpoint, Epoch, NodeId, Peer, Role};
 
 use super::{Event, Happened, Life, World};
 use crate::disk::Crash;
-use crate::process::Spawn;
+use crate::process::{Input, Spawn};
 
 /// How a node is cut off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
@@ -33,6 +35,32 @@ impl<S: Spawn> World<S> {
             self.network.leave(self.now, Peer { node, incarnation }, &mut out);
         }
         self.schedule_traffic(out);
+    }
+
+    /// A machine is gone for good, with its disk.
+    pub fn lose(&mut self, node: NodeId) {
+        assert!(self.lost.is_none(), "{:?} is lost, and now {node}", self.lost);
+        self.crash(node, Crash::PowerCut);
+        self.lost = Some(node);
+    }
+
+    /// Whose machine is gone for good.
+    pub const fn lost(&self) -> Option<NodeId> {
+        self.lost
+    }
+
+    /// Every host that was ever started.
+    pub fn hosts(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.hosts.keys()
+    }
+
+    /// Somebody outside of the world's network tells a process something, if it lives.
+    pub fn tell(&mut self, node: NodeId, from: Endpoint, message: Message) {
+        let Some(me) = self.live(node) else { return };
+        let (to, epoch) = (me.endpoint(Role::Leader), Epoch::ZERO);
+        let envelope = Envelope { from, to, epoch, message };
+        self.trace_message(me, &envelope);
+        self.give(me, Input::Message(Box::new(envelope)));
     }
 
     /// Stops a node's process for a while: nothing is lost, everything is late.
@@ -66,6 +94,17 @@ impl<S: Spawn> World<S> {
     pub fn clog(&mut self, from: NodeId, to: NodeId, ns: u64) {
         self.trace.line(self.now, || format!("{from} to {to} is clogged {} ms", ns / 1_000_000));
         self.network.clog(from, to, self.now.plus_ns(ns));
+    }
+
+    /// Cuts those whose bit in `sides` is set off from those whose bit is not.
+    pub fn split(&mut self, sides: u64, ns: u64) {
+        let all: Vec<NodeId> = self.hosts.keys().collect();
+        let (here, there): (Vec<NodeId>, Vec<NodeId>) =
+            all.into_iter().partition(|node| sides >> (node.0 % 64) & 1 == 0);
+        for (a, b) in here.iter().flat_map(|a| there.iter().map(|b| (*a, *b))) {
+            self.cut(a, b, ns);
+            self.cut(b, a, ns);
+        }
     }
 
     /// Cuts a node off from all others for a while, in one direction or both, or holds everything back.
