@@ -49,8 +49,12 @@ enum Verb {
             millrace cluster describe --dir ./local"
     )]
     Cluster(cluster::ClusterVerb),
-    /// Lists the nodes of a cluster.
-    #[command(subcommand, after_help = "Example:\n  millrace node list --dir ./local -o json")]
+    /// Lists, drains and removes the nodes of a cluster.
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  millrace node list --dir ./local -o json\n  \
+        millrace node remove 2 --dir ./local --wait 600"
+    )]
     Node(cluster::NodeVerb),
     /// Proves on real PostgreSQL DML what the log promises.
     Quickstart(quickstart::QuickstartArgs),

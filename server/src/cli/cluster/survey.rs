@@ -119,6 +119,11 @@ pub(super) fn describe(connect: &ConnectArgs, output: Output) -> Result<Exit> {
     })
 }
 
+/// What all nodes say, as one.
+pub(super) async fn description_of(connect: &ConnectArgs) -> Result<Value> {
+    Ok(description(&survey(connect).await?))
+}
+
 /// The newest epoch is the cluster's, and its leader knows best how it stands.
 fn description(nodes: &[Surveyed]) -> Value {
     let answers = || nodes.iter().filter_map(|node| node.status.as_ref().ok());
@@ -140,6 +145,7 @@ fn description(nodes: &[Surveyed]) -> Value {
         "waiting_for": recovery["waiting_for"],
         "cause": recovery["cause"],
         "generations": recovery["generations"],
+        "members": recovery["members"],
         "register": newest["register"],
         "plan": newest["plan"],
         "nodes": nodes.iter().map(Surveyed::json).collect::<Vec<_>>(),
@@ -175,6 +181,18 @@ fn description_text(json: &Value, nodes: &[Surveyed]) -> String {
         format!("resolvers    {}", names("resolvers")),
         format!("log servers  {}; {} copies", names("log_servers"), json["plan"]["replication"]),
     ];
+    if !names("absent").is_empty() {
+        lines.push(format!("absent       {}", names("absent")));
+    }
+    for (key, what) in [("drained", "drained     "), ("removed", "removed     ")] {
+        let nodes = json["members"][key].as_array().into_iter().flatten();
+        let nodes: Vec<&str> = nodes.filter_map(Value::as_str).collect();
+        if !nodes.is_empty() {
+            lines.push(format!("{what} {}", nodes.join(", ")));
+        }
+    }
+    let waiting = json["members"]["seats_waiting"].as_array().into_iter().flatten();
+    lines.extend(waiting.filter_map(Value::as_str).map(|what| format!("seats        {what}")));
     lines.extend(nodes.iter().map(Surveyed::text));
     lines.join("\n")
 }
