@@ -314,9 +314,8 @@ impl Client {
     /// Drains, restores or removes a node. Asking again for what is decided already does no harm.
     ///
     /// # Errors
-    /// [`Code::UnknownNode`](common::Code::UnknownNode), [`Code::NodeNeeded`](common::Code::NodeNeeded) and
-    /// [`Code::NodeRemoved`](common::Code::NodeRemoved) when it can't be;
-    /// [`Code::TimedOut`](common::Code::TimedOut) when no leader has answered in time.
+    /// [`Code::UnknownNode`], [`Code::NodeNeeded`] and [`Code::NodeRemoved`] when it can't be;
+    /// [`Code::TimedOut`] when no leader has answered in time.
     pub async fn change_member(&self, node: NodeId, change: MemberChange) -> Result<(), Error> {
         let ask = |reply| Command::ChangeMember(node, change, reply);
         match self.call(ask).await? {
